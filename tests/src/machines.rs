@@ -43,7 +43,7 @@ impl ControlPlane {
     /// If it does not start.
     #[must_use]
     pub fn start_release(release: Release, manifests: &str, arguments: &[&str]) -> Self {
-        Self::start_control(release, ("127.0.0.1:0", DATA), manifests, arguments)
+        Self::start_control(release, "127.0.0.1:0", DATA, manifests, arguments)
     }
 
     /// As [`Self::start`], with a listen address.
@@ -52,7 +52,7 @@ impl ControlPlane {
     /// If it does not start.
     #[must_use]
     pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
-        Self::start_control(Release::This, (listen, DATA), manifests, arguments)
+        Self::start_control(Release::This, listen, DATA, manifests, arguments)
     }
 
     /// As [`Self::start`], with its data in a given directory, such as the mount of a small disk.
@@ -62,12 +62,13 @@ impl ControlPlane {
     #[must_use]
     pub fn start_on(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
         let data = disk.join("data").display().to_string();
-        Self::start_control(Release::This, ("127.0.0.1:0", &data), manifests, arguments)
+        Self::start_control(Release::This, "127.0.0.1:0", &data, manifests, arguments)
     }
 
     fn start_control(
         release: Release,
-        (listen, data): (&str, &str),
+        listen: &str,
+        data: &str,
         manifests: &str,
         arguments: &[&str],
     ) -> Self {
@@ -76,7 +77,7 @@ impl ControlPlane {
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let own = (data, arguments.as_slice());
-        let (program, address) = start(release, directory.path(), own, listen);
+        let (program, address) = start(release, directory.path(), own.0, own.1, listen);
         let (directory, data) = (Arc::new(directory), data.to_owned());
         Self { directory, data, arguments, address, release, program }
     }
@@ -100,7 +101,7 @@ impl ControlPlane {
         let replica = |(number, listen): (usize, &String)| {
             let data = format!("data-{number}");
             let (own, release) = ((data.as_str(), arguments.as_slice()), Release::This);
-            let (program, address) = start(release, directory.path(), own, listen);
+            let (program, address) = start(release, directory.path(), own.0, own.1, listen);
             let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
             Self { directory, data, arguments, address, release, program }
         };
@@ -122,8 +123,13 @@ impl ControlPlane {
     /// If it does not start.
     pub fn start_again(&mut self) {
         let address = self.address.to_string();
-        let own = (self.data.as_str(), self.arguments.as_slice());
-        let (program, address) = start(self.release, self.directory.path(), own, &address);
+        let (program, address) = start(
+            self.release,
+            self.directory.path(),
+            self.data.as_str(),
+            self.arguments.as_slice(),
+            &address,
+        );
         assert_eq!(address, self.address);
         self.program = program;
     }
@@ -212,7 +218,8 @@ impl ControlPlane {
 fn start(
     release: Release,
     directory: &Path,
-    (data, arguments): (&str, &[String]),
+    data: &str,
+    arguments: &[String],
     listen: &str,
 ) -> (Program, SocketAddr) {
     let mut command = release.leno_command();
@@ -260,7 +267,8 @@ impl Proxy {
         let token = control.issue_token(workload);
         let proxy = Self::start_proxy(
             release,
-            (workload, &control.state_directory(workload)),
+            workload,
+            &control.state_directory(workload),
             &token,
             arguments,
         );
@@ -274,17 +282,18 @@ impl Proxy {
     /// If it cannot be started.
     #[must_use]
     pub fn start_unready(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
-        Self::start_proxy(Release::This, (workload, state), token, arguments)
+        Self::start_proxy(Release::This, workload, state, token, arguments)
     }
 
     fn start_proxy(
         release: Release,
-        (workload, state): (&str, &Path),
+        workload: &str,
+        state: &Path,
         token: &Path,
         arguments: &[&str],
     ) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let (program, page) = run(release, (workload, state), Some(token), &arguments);
+        let (program, page) = run(release, workload, state, Some(token), &arguments);
         let (workload, state) = (workload.to_owned(), state.to_owned());
         Self { workload, state, arguments, release, program, page }
     }
@@ -294,8 +303,8 @@ impl Proxy {
     /// # Panics
     /// If it does not become ready.
     pub fn start_again(&mut self) {
-        let own = (self.workload.as_str(), self.state.as_path());
-        (self.program, self.page) = run(self.release, own, None, &self.arguments);
+        (self.program, self.page) =
+            run(self.release, self.workload.as_str(), self.state.as_path(), None, &self.arguments);
         self.wait_until_ready();
     }
 
@@ -331,7 +340,8 @@ impl Proxy {
 
 fn run(
     release: Release,
-    (workload, state): (&str, &Path),
+    workload: &str,
+    state: &Path,
     token: Option<&Path>,
     arguments: &[String],
 ) -> (Program, AdminPage) {

@@ -20,12 +20,12 @@ spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
 /// 9080.
 #[must_use]
 pub fn server_manifest(name: &str, port: u16, command: &[&str]) -> String {
-    server_of(name, (port, "HTTP"), command)
+    server_of(name, port, "HTTP", command)
 }
 
 /// As [`server`], with a protocol; none is declared if it is empty.
 #[must_use]
-pub fn server_of(name: &str, (port, protocol): (u16, &str), command: &[&str]) -> String {
+pub fn server_of(name: &str, port: u16, protocol: &str, command: &[&str]) -> String {
     let run = run(command);
     let protocol = match protocol {
         "" => String::new(),

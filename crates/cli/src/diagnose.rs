@@ -105,7 +105,7 @@ async fn collect_facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow:
         facts.ejected = ejected.map(|found| found.ejected).unwrap_or_default();
         let (called, unknown) = called_services(&facts, workload, to);
         for service in called.into_iter().take(reach::SERVICES_MAX) {
-            facts.reached.extend(Reached::query_sidecar(mesh, (workload, &service)).await);
+            facts.reached.extend(Reached::query_sidecar(mesh, workload, &service).await);
         }
         facts.unknown = unknown;
     }

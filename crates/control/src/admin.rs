@@ -287,7 +287,7 @@ async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     // The mesh owner is idle while the sidecar responds.
     drop(turn);
     let Some(Answer::Sidecar(place)) = found else { return stopping_response() };
-    match sidecar_query::send_query(&admin.operators.queries, (&workload, place), path).await {
+    match sidecar_query::send_query(&admin.operators.queries, &workload, place, path).await {
         Ok(answer) => {
             // An interim or invalid status is not a final response.
             let status = StatusCode::from_u16(answer.status).ok();

@@ -96,7 +96,7 @@ where
         let source: Source = peer.into();
         let half_open = admission.admit(source);
         let answering = Arc::clone(&answering);
-        connections.spawn(serve_one(stream, (half_open, source), answering, stop.clone()));
+        connections.spawn(serve_one(stream, half_open, source, answering, stop.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -104,7 +104,8 @@ where
 
 async fn serve_one<A: Answering>(
     stream: impl Connection,
-    (half_open, source): (HalfOpen, Source),
+    half_open: HalfOpen,
+    source: Source,
     answering: Arc<A>,
     stop: Stop,
 ) {
@@ -194,7 +195,8 @@ impl<B: Body + Unpin> Body for UntilStop<B> {
 
 /// Returns the error response to a cross-site request, `None` for any other request.
 pub(crate) fn reject_cross_site(
-    (uri, headers): (&Uri, &HeaderMap),
+    uri: &Uri,
+    headers: &HeaderMap,
     names: OwnNames,
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {

@@ -182,7 +182,7 @@ impl Certifier {
         self.spawn_signing(answer, Occasion::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance = signer.current_instance(&target)?;
-            signer.sign(&request, (&target, instance), now)
+            signer.sign(&request, &target, instance, now)
         });
     }
 
@@ -206,7 +206,7 @@ impl Certifier {
             let rejected = Arc::clone(&self.rejected_joins);
             let sign = move |signer: &Signer| {
                 let exists = target.is_some();
-                let joined = signer.join(&token, &csr, (workload.clone(), target), now);
+                let joined = signer.join(&token, &csr, workload.clone(), target, now);
                 match &joined {
                     Ok(_) => rejected.remove_joined(&workload),
                     Err(error) => {
@@ -220,7 +220,7 @@ impl Certifier {
                 }
                 joined
             };
-            let work = sign_and_respond(Arc::clone(&self.signer), (answer, Occasion::Join), sign);
+            let work = sign_and_respond(Arc::clone(&self.signer), answer, Occasion::Join, sign);
             self.joins.spawn_blocking(work);
         }
     }
@@ -228,7 +228,9 @@ impl Certifier {
     /// Renews the certificate of a workload that authenticated with its connection.
     pub(crate) fn renew_certificate(
         &mut self,
-        (connection, workload, held): (ConnectionId, &Workload, Held),
+        connection: ConnectionId,
+        workload: &Workload,
+        held: Held,
         csr: Vec<u8>,
         answer: CertificateAnswer,
         now: SystemTime,
@@ -238,7 +240,7 @@ impl Certifier {
             let request = CertificateRequest::from_der(&csr)?;
             let instance =
                 renewed_instance(&target.name, &held, &signer.current_instance(&target)?)?;
-            signer.sign(&request, (&target, instance), now)
+            signer.sign(&request, &target, instance, now)
         });
     }
 
@@ -359,7 +361,7 @@ impl Certifier {
             self.reject_request(answer, CertifyError::Busy);
             return;
         }
-        let work = sign_and_respond(Arc::clone(&self.signer), (answer, occasion), sign);
+        let work = sign_and_respond(Arc::clone(&self.signer), answer, occasion, sign);
         self.jobs.spawn_blocking(work);
     }
 }
@@ -367,7 +369,8 @@ impl Certifier {
 /// Performs a signature and sends the response.
 fn sign_and_respond(
     signer: Arc<Signer>,
-    (answer, occasion): (CertificateAnswer, Occasion),
+    answer: CertificateAnswer,
+    occasion: Occasion,
     sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
 ) -> impl FnOnce() -> Outcome + Send + 'static {
     move || match sign(&signer) {
@@ -387,7 +390,8 @@ impl Signer {
         &self,
         token: &str,
         csr: &[u8],
-        (workload, target): (WorkloadName, Option<Target>),
+        workload: WorkloadName,
+        target: Option<Target>,
         now: SystemTime,
     ) -> Result<(Issued, Signed), CertifyError> {
         // The request is parsed first: a token redeemed for an invalid request would be lost.
@@ -402,7 +406,7 @@ impl Signer {
                 Instance::Registration(number.map_err(CertifyError::Registration)?)
             }
         };
-        self.sign(&request, (&target, instance), now)
+        self.sign(&request, &target, instance, now)
     }
 
     /// Returns the current instance of the workload.
@@ -417,7 +421,8 @@ impl Signer {
     fn sign(
         &self,
         request: &CertificateRequest,
-        (target, instance): (&Target, Instance),
+        target: &Target,
+        instance: Instance,
         now: SystemTime,
     ) -> Result<(Issued, Signed), CertifyError> {
         let authority = Arc::clone(&self.authority.borrow());

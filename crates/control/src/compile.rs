@@ -87,7 +87,9 @@ pub(crate) fn compile_config(
 /// Compiles a slice of the views that a workload's configuration lacks. Returns true once all of them exist.
 pub(crate) fn prepare_services(
     mesh: &Mesh,
-    (workload, services, addresses): (&Workload, &BTreeSet<ServiceName>, &BTreeSet<IpAddr>),
+    workload: &Workload,
+    services: &BTreeSet<ServiceName>,
+    addresses: &BTreeSet<IpAddr>,
     views: &mut Views,
 ) -> bool {
     let viewer = Viewer::for_client(mesh, workload);

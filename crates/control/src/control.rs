@@ -369,10 +369,10 @@ impl Ground {
         let invitations = Arc::new(self.create_invitations(workloads.clone()));
         let server = Arc::new(self.proxy_server(&owner, events));
         let following = self.peer_follower(server.events.clone(), owner.peers.peer_addresses());
-        let lent =
-            (Explaining::with_playground(self.config.playground.clone()), server.operators.clone());
-        self.start_page(&mut tasks, &questions, lent.clone());
-        let admin = self.admin_server(&questions, &invitations, lent);
+        let explaining = Explaining::with_playground(self.config.playground.clone());
+        let operators = server.operators.clone();
+        self.start_page(&mut tasks, &questions, explaining.clone(), operators.clone());
+        let admin = self.admin_server(&questions, &invitations, explaining, operators);
         let inbox = Inbox {
             updates,
             events: from_proxies,
@@ -470,7 +470,8 @@ impl Ground {
         &self,
         questions: &Questions,
         invitations: &Arc<Invitations>,
-        (explaining, operators): (Explaining, Operators),
+        explaining: Explaining,
+        operators: Operators,
     ) -> Arc<Admin> {
         Arc::new(Admin {
             questions: questions.clone(),
@@ -488,7 +489,8 @@ impl Ground {
         &mut self,
         tasks: &mut JoinSet<()>,
         questions: &Questions,
-        (explaining, operators): (Explaining, Operators),
+        explaining: Explaining,
+        operators: Operators,
     ) {
         let Some(page) = self.page.take() else { return };
         let directory = Arc::clone(&self.directory);
@@ -538,7 +540,8 @@ impl Ground {
             kubernetes: self.config.kubernetes,
         }
         .with_first_update(
-            first,
+            first.0,
+            first.1,
             &self.trust_domain(),
             ca_generation,
             self.revoked.borrow().clone(),

@@ -113,8 +113,9 @@ impl Answering for HealthServer {
             return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
         // Prometheus may address the pod by a Service name.
-        let named = (request.uri(), request.headers());
-        if let Some(response) = reject_cross_site(named, OwnNames::Cluster, false) {
+        if let Some(response) =
+            reject_cross_site(request.uri(), request.headers(), OwnNames::Cluster, false)
+        {
             match request.uri().path() {
                 _ if response.status() == StatusCode::BAD_REQUEST => return response,
                 "/metrics" => return response,

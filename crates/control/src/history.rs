@@ -104,7 +104,7 @@ impl History {
                 }
                 Direction::Outbound => {
                     outbound = outbound.saturating_add(series.request_count());
-                    self.record_outbound(mesh, &caller, series, (since, at))
+                    self.record_outbound(mesh, &caller, series, since, at)
                 }
             };
             // A series without a service is the sidecar's overflow series, which `overflowed` already counts.
@@ -139,7 +139,8 @@ impl History {
         mesh: &Mesh,
         caller: &Caller,
         series: &TrafficSeries,
-        (since, at): (Duration, Duration),
+        since: Duration,
+        at: Duration,
     ) -> bool {
         let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
         let Some(service) = service else { return false };

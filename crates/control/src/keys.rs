@@ -128,7 +128,9 @@ impl Keeper {
             let now = Instant::now();
             self.begin_due(now, |known| known.failures == 0 && known.set.is_none());
             match timeout_at(until, self.under_way.join_next()).await {
-                Ok(Some(Ok(read))) => update.extend(self.record_result(read, Instant::now())),
+                Ok(Some(Ok(read))) => {
+                    update.extend(self.record_result(read.0, read.1, Instant::now()))
+                }
                 // A panicked fetch has no result.
                 Ok(Some(Err(_))) => {}
                 Ok(None) | Err(_) => return update,
@@ -156,7 +158,7 @@ impl Keeper {
                 changed = wanted.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
                 Some(read) = self.under_way.join_next() => {
-                    read.ok().and_then(|read| self.record_result(read, Instant::now()))
+                    read.ok().and_then(|read| self.record_result(read.0, read.1, Instant::now()))
                 }
                 () = sleep_until(next) => None,
             };
@@ -203,8 +205,7 @@ impl Keeper {
                         file::read(path.clone(), access.files.clone(), turn).await
                     }
                     KeySource::Server(server) => {
-                        server::fetch_key_set(server, tag.as_deref(), (roots, &access.servers))
-                            .await
+                        server::fetch_key_set(server, tag.as_deref(), roots, &access.servers).await
                     }
                 };
                 (source, read)
@@ -225,7 +226,8 @@ impl Keeper {
     /// Processes the result of a fetch; no report if the endpoint is no longer in use.
     fn record_result(
         &mut self,
-        (source, read): (KeySource, Result<Answer, String>),
+        source: KeySource,
+        read: Result<Answer, String>,
         now: Instant,
     ) -> Option<KeyUpdate> {
         let known = self.known.get_mut(&source)?;

@@ -19,13 +19,14 @@ use crate::server::Gauges;
 pub(crate) fn render_metrics(
     report: &Report<'_>,
     gauges: &Gauges,
-    (form, names): (Form, Option<Names>),
+    form: Form,
+    names: Option<Names>,
 ) -> String {
     let mut out = String::new();
     let mut page = Page::new(form, &mut out);
     read(report, gauges, &mut page);
     if let Some(names) = names {
-        write_aliases(&mut page, names, (report, gauges));
+        write_aliases(&mut page, names, report, gauges);
     }
     page.finish();
     out
@@ -94,7 +95,7 @@ fn convergence_durations<'a>(report: &Report<'a>) -> Durations<'a> {
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
-fn write_aliases(page: &mut Page<'_>, names: Names, (report, gauges): (&Report<'_>, &Gauges)) {
+fn write_aliases(page: &mut Page<'_>, names: Names, report: &Report<'_>, gauges: &Gauges) {
     let tally = report.connected.tally;
     for alias in ALIASES {
         page.start_alias(format!("{}_{}", names.mesh_prefix(), alias.name), alias.kind);

@@ -188,7 +188,8 @@ impl Owner {
     /// Applies the first facts, before watchers and proxies connect.
     pub(crate) fn with_first_update(
         mut self,
-        (first, keys): (Update, Vec<KeyUpdate>),
+        first: Update,
+        keys: Vec<KeyUpdate>,
         trust_domain: &TrustDomain,
         ca_generation: u64,
         revoked: Revoked,
@@ -287,7 +288,13 @@ impl Owner {
                 let affected_set = self.mesh.issue_in(ca_generation);
                 if !affected_set.is_empty() {
                     let cause = (Cause::Authority, now.clock);
-                    self.connected.record_change(&affected_set, &self.mesh, cause, now.clock);
+                    self.connected.record_change(
+                        &affected_set,
+                        &self.mesh,
+                        cause.0,
+                        cause.1,
+                        now.clock,
+                    );
                 }
             }
             Input::Revoked(revoked) => self.apply_revocations(revoked, now),
@@ -328,7 +335,13 @@ impl Owner {
             if !affected_set.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
                 let cause = (Cause::Gone(workload), now.clock);
-                self.connected.record_change(&affected_set, &self.mesh, cause, now.clock);
+                self.connected.record_change(
+                    &affected_set,
+                    &self.mesh,
+                    cause.0,
+                    cause.1,
+                    now.clock,
+                );
             }
         }
         if self.start.check_end(&self.mesh, now.clock) {
@@ -387,7 +400,7 @@ impl Owner {
         };
         self.want_keys();
         self.want_metrics();
-        self.connected.record_change(&affected_set, &self.mesh, (cause, noticed), now.clock);
+        self.connected.record_change(&affected_set, &self.mesh, cause, noticed, now.clock);
         tracing::info!(
             changes = count,
             id = self.connected.newest_change().0,
@@ -432,7 +445,7 @@ impl Owner {
                 return self.change_subscriptions(connection, *change, now);
             }
             Event::Applied { connection, change, refused, bytes } => {
-                self.connected.record_applied(connection, (change, refused), bytes, now.clock);
+                self.connected.record_applied(connection, change, refused, bytes, now.clock);
             }
             Event::Refused { connection, refusals } => {
                 self.record_rejections(connection, refusals, now)
@@ -469,7 +482,7 @@ impl Owner {
         };
         let affected_set = self.mesh.set_listeners(workload, listeners);
         if !affected_set.is_empty() {
-            self.connected.record_change(&affected_set, &self.mesh, (cause, now.clock), now.clock);
+            self.connected.record_change(&affected_set, &self.mesh, cause, now.clock, now.clock);
         }
     }
 

@@ -195,7 +195,7 @@ impl Answering for PageServer {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response =
-            match admit_request(self.key.as_ref(), (&parts.uri, &parts.headers), target) {
+            match admit_request(self.key.as_ref(), &parts.uri, &parts.headers, target) {
                 Entry::Admitted => match target.strip_prefix("/api/tap?") {
                     Some(query) if parts.method == Method::GET => {
                         self.stream_tap(&parts.headers, query)
@@ -317,13 +317,13 @@ enum Entry {
 }
 
 /// Checks the origin and token of a request. A browser that sends the token once gets a cookie.
-fn admit_request(key: Option<&Key>, (uri, headers): (&Uri, &HeaderMap), target: &str) -> Entry {
+fn admit_request(key: Option<&Key>, uri: &Uri, headers: &HeaderMap, target: &str) -> Entry {
     let turned =
         |status, reason: &str| Entry::Turned(Box::new(text_response(status, reason.to_owned())));
     let names = if key.is_some() { OwnNames::Any } else { OwnNames::Local };
     // A link on another site may open the page itself, and none of its data.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
-    if let Some(response) = reject_cross_site((uri, headers), names, is_page) {
+    if let Some(response) = reject_cross_site(uri, headers, names, is_page) {
         return Entry::Turned(Box::new(response));
     }
     let Some(Key { token, cookie: name }) = key else {

@@ -198,7 +198,8 @@ impl ConnectedProxies {
     pub(crate) fn record_applied(
         &mut self,
         connection: ConnectionId,
-        (change, refused): (ChangeId, usize),
+        change: ChangeId,
+        refused: usize,
         bytes: u64,
         now: Instant,
     ) {
@@ -221,7 +222,8 @@ impl ConnectedProxies {
         &mut self,
         affected_set: &AffectedSet,
         mesh: &Mesh,
-        (cause, noticed): (Cause, Instant),
+        cause: Cause,
+        noticed: Instant,
         now: Instant,
     ) {
         self.newest.0 += 1;
@@ -327,7 +329,9 @@ impl ConnectedProxies {
         let before = self.views.compiled_count();
         let done = prepare_services(
             mesh,
-            (workload, &proxy.subscriptions, &proxy.addresses),
+            workload,
+            &proxy.subscriptions,
+            &proxy.addresses,
             &mut self.views,
         );
         self.charge_views(before);
@@ -385,7 +389,7 @@ impl ConnectedProxies {
         let proxy = self.proxies.get_mut(&connection);
         let pushed = proxy.map(|proxy| {
             proxy.world_units = units;
-            proxy.send_if_changed((world, doubt), change)
+            proxy.send_if_changed(world, doubt, change)
         });
         self.tally.pushes += u64::from(pushed == Some(Pushed::New));
         pushed

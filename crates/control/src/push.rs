@@ -35,11 +35,10 @@ impl Push {
     /// Exports until shutdown, and once more afterwards.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let Self { source, post, gauges, questions, last, wanted, seed } = self;
-        let since = (SystemTime::now(), seed);
         let mut fate = Fate::new("metrics", Counted(gauges));
         let numbers = Numbers { source, questions, last };
         let over = async { drop(stop.wait_for(|stop| *stop).await) };
-        push_metrics((&post, &mut fate), numbers, wanted, since, over).await;
+        push_metrics(&post, &mut fate, numbers, wanted, SystemTime::now(), seed, over).await;
     }
 }
 

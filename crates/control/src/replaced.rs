@@ -44,7 +44,8 @@ impl Replaced {
     pub(crate) fn publish_absent(
         &self,
         is_absent: impl Fn(&WorkloadName) -> bool,
-        (grace, now): (Duration, Instant),
+        grace: Duration,
+        now: Instant,
     ) {
         let waited = |it: &Rejected| now.saturating_duration_since(it.since) >= grace;
         let found = self.rejected.iter().filter(|(name, it)| waited(it) && is_absent(name));
@@ -73,7 +74,7 @@ mod tests {
         let (grace, mut replaced) = (Duration::from_secs(10), Replaced::default());
         let published = replaced.subscribe();
         let seen = |replaced: &Replaced, absent: bool, at: Instant| {
-            replaced.publish_absent(|_| absent, (grace, at));
+            replaced.publish_absent(|_| absent, grace, at);
             published.borrow().get(&name).copied()
         };
         replaced.record_rejection(&name, now);

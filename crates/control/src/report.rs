@@ -333,7 +333,8 @@ impl Report<'_> {
         let http = self.mesh.http_routes().all_routes().map(|route| {
             let name = (route.kind.as_str(), &route.name);
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
-            let mut status = self.route_status(name, route.rules.len(), &route.parents, &backends);
+            let mut status =
+                self.route_status(name.0, name.1, route.rules.len(), &route.parents, &backends);
             status.rule_texts = route.rules.iter().map(rule_text).collect();
             for (index, parent) in route.parents.iter().enumerate() {
                 status.add_overrides(index, self.overriding_grpc_routes(route, parent));
@@ -346,7 +347,7 @@ impl Report<'_> {
             let backends: Vec<_> = route.rule.backends.iter().collect();
             let name = &route.rule.route;
             let kind = RouteKind::Tls.as_str();
-            let mut status = self.route_status((kind, name), 1, &route.parents, &backends);
+            let mut status = self.route_status(kind, name, 1, &route.parents, &backends);
             status.add_unresolved(self.ungranted_services((RouteKind::Tls, name), route));
             for (index, parent) in route.parents.iter().enumerate() {
                 status.add_overrides(index, self.conflicting_tls_routes(route, parent));
@@ -361,7 +362,8 @@ impl Report<'_> {
 
     fn route_status(
         &self,
-        (kind, name): (&str, &RouteName),
+        kind: &str,
+        name: &RouteName,
         rules: usize,
         parents: &[RouteParent],
         backends: &[&WeightedBackend],
@@ -373,7 +375,7 @@ impl Report<'_> {
         let shares = backends.iter();
         let shares = shares.map(|b| format!("{}:{} weight {}", b.service, b.port, b.weight));
         let mut status =
-            RouteStatus::new((kind, name), parents.iter().map(sent), (rules, shares.collect()));
+            RouteStatus::new(kind, name, parents.iter().map(sent), rules, shares.collect());
         for (index, parent) in parents.iter().enumerate() {
             status.reject_parent(index, self.missing_reference(&parent.service, parent.port));
         }

@@ -117,7 +117,7 @@ async fn serve_one(
         }
         Purpose::Peer(peer) => {
             let pending_connection =
-                server.pending_connections.add_connection(connection, (peer, ends), half_open);
+                server.pending_connections.add_connection(connection, peer, ends, half_open);
             server.pending_connections.mark_authenticated(connection);
             let here = server.registered.subscribe();
             // The mesh owner publishes the connected sidecars only while there is a receiver.
@@ -129,7 +129,8 @@ async fn serve_one(
             let events = server.events.create_sender(Arc::clone(&budget));
             let pending_connection = server.pending_connections.add_connection(
                 connection,
-                (peer, ends),
+                peer,
+                ends,
                 Arc::clone(&half_open),
             );
             let (stream, operators) = (Unproved::new(stream, half_open), server.operators.clone());

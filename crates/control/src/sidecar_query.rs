@@ -27,7 +27,8 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
 /// The status, and the reason with its hint.
 pub(crate) async fn send_query(
     queries: &Queries,
-    (workload, place): (&WorkloadName, SidecarPlace),
+    workload: &WorkloadName,
+    place: SidecarPlace,
     path: String,
 ) -> Result<ProxyAnswer, (StatusCode, String)> {
     let connection = match place {
@@ -102,7 +103,7 @@ mod tests {
             (SidecarPlace::Unknown, 404, "no workload shop/web-1"),
             (SidecarPlace::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
         ] {
-            let sent = send_query(&queries, (&workload, place), "/ready".to_owned()).await;
+            let sent = send_query(&queries, &workload, place, "/ready".to_owned()).await;
             let (found, problem) = sent.unwrap_err();
             assert!(found == status && problem.contains(words), "{found}: {problem}");
         }

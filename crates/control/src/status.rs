@@ -394,9 +394,11 @@ pub struct RouteStatus {
 impl RouteStatus {
     /// Creates the status of a route without problems.
     pub(crate) fn new(
-        (kind, name): (&str, &RouteName),
+        kind: &str,
+        name: &RouteName,
         parents: impl Iterator<Item = String>,
-        (rules, backends): (usize, Vec<String>),
+        rules: usize,
+        backends: Vec<String>,
     ) -> Self {
         let parents: Vec<String> = parents.collect();
         let attached = parents.iter().cloned().map(|parent| ParentStatus {

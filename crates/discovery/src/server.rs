@@ -72,8 +72,8 @@ where
     let (standing, offers) = watch::channel(Standing::Pending);
     let connected = Box::new(Connected { connection, hello, standing });
     events.announce(Event::Connected(connected)).await?;
-    let operators = (&*operators.taps, queries);
-    let mut session = Session::new(&mut writer, publisher, (pending, workload), &events, operators);
+    let mut session =
+        Session::new(&mut writer, publisher, pending, workload, &events, &operators.taps, queries);
     let asked = report_interval.map_or(Ok(()), |every| session.ask_for_reports(every));
     let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
     let ending = match asked {

@@ -118,7 +118,7 @@ impl<'a> UnverifiedJwt<'a> {
         }
         let algorithm = self.header.get("alg").and_then(Value::as_str).ok_or(BadJwt::Malformed)?;
         let id = self.header.get("kid").and_then(Value::as_str);
-        keys.verify_signature((algorithm, id), self.signed.as_bytes(), &self.signature)?;
+        keys.verify_signature(algorithm, id, self.signed.as_bytes(), &self.signature)?;
         if self.issuer() != Some(expected.issuer) {
             return Err(BadJwt::Issuer);
         }

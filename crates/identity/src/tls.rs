@@ -162,7 +162,7 @@ fn build_server_config(
     clients: (Anonymous, ExternalPrincipals),
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
-    let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients)?;
+    let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients.0, clients.1)?;
     let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))

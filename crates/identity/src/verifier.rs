@@ -51,7 +51,8 @@ impl MemberVerifier {
     pub(crate) fn new(
         roots: &Roots,
         trust_domain: TrustDomain,
-        (anonymous, external_principals): (Anonymous, ExternalPrincipals),
+        anonymous: Anonymous,
+        external_principals: ExternalPrincipals,
     ) -> Result<Self, VerifierBuilderError> {
         // The root names are not sent as a hint: members have only one certificate.
         let verifier = |store: &Arc<RootCertStore>| {
@@ -72,7 +73,8 @@ impl MemberVerifier {
     /// where external principals are, and never as a member's.
     fn judge_other(
         &self,
-        (end_entity, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         now: UnixTime,
         reason: Error,
     ) -> Result<ClientCertVerified, Error> {
@@ -137,7 +139,7 @@ impl ClientCertVerifier for MemberVerifier {
                 self.check_holder(end_entity).map_err(rejection_error)?;
                 Ok(verified)
             }
-            Err(reason) => self.judge_other((end_entity, intermediates), now, reason),
+            Err(reason) => self.judge_other(end_entity, intermediates, now, reason),
         }
     }
 
@@ -184,7 +186,8 @@ impl IdentityVerifier {
     fn verify_chain(
         &self,
         store: &RootCertStore,
-        (end_entity, intermediates): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<(), Error> {
         verify_server_cert_signed_by_trust_anchor(
@@ -207,9 +210,9 @@ impl ServerCertVerifier for IdentityVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let chain = (end_entity, intermediates);
-        if let Err(reason) = self.verify_chain(self.roots.member_store(), chain, now) {
+        if let Err(reason) = self.verify_chain(self.roots.member_store(), chain.0, chain.1, now) {
             let of_company =
-                self.roots.company_store().map(|all| self.verify_chain(all, chain, now));
+                self.roots.company_store().map(|all| self.verify_chain(all, chain.0, chain.1, now));
             return match (of_company, Leaf::read(end_entity)) {
                 (Some(Ok(())), Ok(leaf)) => {
                     Err(rejection_error(VerifyError::OtherIssuer { found: leaf.peer.id }))

@@ -20,7 +20,8 @@ use crate::words::CONTROL_PEERS;
 pub async fn follow_peers(
     client: Client,
     namespace: &NamespaceName,
-    (own, port): (IpAddr, u16),
+    own: IpAddr,
+    port: u16,
     found: watch::Sender<BTreeSet<SocketAddr>>,
 ) {
     let slices: ObjectApi<EndpointSlice> = ObjectApi::for_namespace(client, namespace);

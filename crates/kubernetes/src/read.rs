@@ -53,10 +53,16 @@ impl AdmissionReading {
         let default_policy = (DEFAULT_POLICY, "default policy", "deny");
         let mtls = (MTLS, "mutual TLS mode", "strict");
         Self {
-            default_policy: parse_choice(meta, kind, default_policy, DefaultPolicy::ALL, |it| {
-                it.as_str()
-            }),
-            mtls: parse_choice(meta, kind, mtls, MtlsMode::ALL, |it| it.as_str()),
+            default_policy: parse_choice(
+                meta,
+                kind,
+                default_policy.0,
+                default_policy.1,
+                default_policy.2,
+                DefaultPolicy::ALL,
+                |it| it.as_str(),
+            ),
+            mtls: parse_choice(meta, kind, mtls.0, mtls.1, mtls.2, MtlsMode::ALL, |it| it.as_str()),
         }
     }
 
@@ -81,7 +87,9 @@ impl AdmissionReading {
 fn parse_choice<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
-    (annotation, what, strictest): (&str, &str, &str),
+    annotation: &str,
+    what: &str,
+    strictest: &str,
     choices: &[T],
     word: impl Fn(T) -> &'static str,
 ) -> Result<Option<T>, Box<Rejected>> {

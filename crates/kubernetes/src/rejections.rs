@@ -32,7 +32,7 @@ pub async fn keep_rejections(
             Ok(()) = facts.changed() => {}
         }
         let current = Arc::clone(&facts.borrow_and_update());
-        events.write_events((&client, &instance), &current.rejected_clients, Instant::now()).await;
+        events.write_events(&client, &instance, &current.rejected_clients, Instant::now()).await;
     }
 }
 
@@ -59,7 +59,8 @@ impl Events {
     /// Writes the events that are due, and increases the counts of events with active clients.
     async fn write_events(
         &mut self,
-        (client, instance): (&Client, &str),
+        client: &Client,
+        instance: &str,
         rejected: &[RejectedClient],
         now: Instant,
     ) {
@@ -144,7 +145,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
         }
     };
     let note = event_note(rejected, owner.as_deref());
-    Reported::write(client, (instance, &pod), (PLAINTEXT_REJECTED, &note), Instant::now()).await
+    Reported::write(client, instance, &pod, PLAINTEXT_REJECTED, &note, Instant::now()).await
 }
 
 /// Returns the pod with an address in the namespace of the event. Returns `None` for the address of a node,
@@ -306,11 +307,11 @@ mod tests {
         };
         let by = (&server.client, "leno-control-1");
         for (minutes, expected) in [(0, None), (10, None), (25, Some(2)), (30, Some(2))] {
-            events.write_events(by, &one, start + minutes * MINUTE).await;
+            events.write_events(by.0, by.1, &one, start + minutes * MINUTE).await;
             assert_eq!(count(), expected, "{minutes}");
         }
         // Its client stays away.
-        events.write_events(by, &[], start + 60 * MINUTE).await;
+        events.write_events(by.0, by.1, &[], start + 60 * MINUTE).await;
         assert_eq!(count(), Some(2));
     }
 

@@ -263,7 +263,7 @@ impl Joined {
             let noticed = Instant::now();
             match event {
                 Some(event) => {
-                    self.apply_event(event);
+                    self.apply_event(event.0, event.1);
                     self.receive_pending(noticed).await;
                 }
                 None => {
@@ -293,13 +293,13 @@ impl Joined {
         loop {
             let until = latest.min(Instant::now() + self.options.quiet);
             match timeout_at(until, self.reported.recv()).await {
-                Ok(Some(event)) => self.apply_event(event),
+                Ok(Some(event)) => self.apply_event(event.0, event.1),
                 Ok(None) | Err(_) => return,
             }
         }
     }
 
-    fn apply_event(&mut self, (index, event): (usize, WatchEvent)) {
+    fn apply_event(&mut self, index: usize, event: WatchEvent) {
         if let WatchEvent::Failing(why) = &event {
             let now = Instant::now();
             let kind = self.store.kind_name(index);

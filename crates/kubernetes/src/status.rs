@@ -210,8 +210,15 @@ impl Scribe {
                 reported.insert(reason, standing);
                 continue;
             }
-            let about = (self.name.as_str(), &object);
-            let written = event::Reported::write(&self.client, about, (reason, note), now).await;
+            let written = event::Reported::write(
+                &self.client,
+                self.name.as_str(),
+                &object,
+                reason,
+                note,
+                now,
+            )
+            .await;
             reported.extend(written.map(|written| (reason, written)));
         }
         reported

@@ -90,7 +90,7 @@ pub async fn serve_webhook(
 ) -> Result<(), WebhookError> {
     let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
     let listener = bind_listener(listen.address)?;
-    serve_with(client, listener, clients, settings, (stop, LINGER)).await
+    serve_with(client, listener, clients, settings, stop, LINGER).await
 }
 
 fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
@@ -103,7 +103,8 @@ async fn serve_with(
     listener: TcpListener,
     clients: Option<ClientAuthorities>,
     settings: watch::Receiver<Settings>,
-    (stop, linger): (watch::Receiver<bool>, Duration),
+    stop: watch::Receiver<bool>,
+    linger: Duration,
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
@@ -126,7 +127,7 @@ async fn serve_with(
             },
             () = ends.wait_requested() => return Ok(()),
         }
-        listen::serve_all(listener, client, (configs, settings), (leaving, end.clone())).await;
+        listen::serve_all(listener, client, configs, settings, leaving, end.clone()).await;
         Ok(())
     };
     tokio::select! {

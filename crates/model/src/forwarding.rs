@@ -47,7 +47,8 @@ impl AttachedRoutes<'_> {
     /// destination: then the port's own endpoints count as one.
     pub fn compute_destinations(
         &self,
-        (service, port): (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         is_opaque: bool,
         may_forward: impl Fn((RouteKind, &RouteName), &ServiceName) -> bool,
     ) -> Destinations {
@@ -139,10 +140,10 @@ impl RouteRule {
 impl HttpRoute {
     /// True if the route forwards or mirrors requests from another service to a port.
     #[must_use]
-    pub fn forwards_to(&self, (service, port): (&ServiceName, u16)) -> bool {
+    pub fn forwards_to(&self, service: &ServiceName, port: u16) -> bool {
         let rules = self.rules.iter();
         let backends = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
-        forwards_to(&self.parents, backends, (service, port))
+        forwards_to(&self.parents, backends, service, port)
     }
 }
 
@@ -150,14 +151,15 @@ impl GatewayTcpRoute {
     /// True if the route forwards connections from another service to a port.
     #[must_use]
     pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
-        forwards_to(&self.parents, &self.rule.backends, to)
+        forwards_to(&self.parents, &self.rule.backends, to.0, to.1)
     }
 }
 
 fn forwards_to<'a>(
     parents: &[RouteParent],
     backends: impl IntoIterator<Item = &'a WeightedBackend>,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
 ) -> bool {
     let is_only_its_own = !parents.is_empty() && leads_back(parents, service);
     let mut backends = backends.into_iter();
@@ -176,7 +178,7 @@ impl TlsRoute {
     /// True if the route forwards sessions from another service to a port.
     #[must_use]
     pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
-        forwards_to(&self.parents, &self.rule.backends, to)
+        forwards_to(&self.parents, &self.rule.backends, to.0, to.1)
     }
 
     fn is_at(&self, service: &ServiceName, port: u16) -> bool {
@@ -298,7 +300,8 @@ impl Idle {
     /// The reason that a policy has no effect at a port where it is in force; `None` if it has one.
     pub(crate) fn detect_at<'a>(
         policy: &ServicePolicy,
-        (service, port): (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         around: &impl Surroundings<'a>,
     ) -> Option<Self> {
         let destinations = around.port_destinations(service, port);
@@ -349,7 +352,8 @@ impl Idle {
     /// The reason that tag rules have no effect at a port where they are in force; `None` if they have one.
     pub fn of_tags<'a>(
         effects: TagEffects,
-        (service, port): (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         around: &impl Surroundings<'a>,
     ) -> Option<Self> {
         let TagEffects { by_request, by_caller, marks } = effects;
@@ -380,7 +384,7 @@ impl Idle {
     ) -> Option<Self> {
         let mut found: Option<Self> = None;
         for place in ports {
-            let idle = Self::of_retries(place, around)?;
+            let idle = Self::of_retries(place.0, place.1, around)?;
             let is_about_port = |it: &Self| matches!(it.cause, IdleCause::NoRequests(..));
             if found.as_ref().is_none_or(is_about_port) {
                 found = Some(idle);
@@ -392,7 +396,8 @@ impl Idle {
     /// The reason that a retry policy has no effect at a port of a service that clients call; `None` if it has
     /// one.
     fn of_retries<'a>(
-        (service, port): (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         around: &impl Surroundings<'a>,
     ) -> Option<Self> {
         if !around.sees_requests(service, port, PolicySide::Client) {

@@ -35,7 +35,7 @@ impl Standing {
             let all = around.policies_of(service);
             let decides = effective_policies(all.iter().copied(), service, port);
             if decides.contains(&policy.name) {
-                match Idle::detect_at(policy, (service, port), around) {
+                match Idle::detect_at(policy, service, port, around) {
                     None => return Self::Decides,
                     Some(idle) => standing = Self::Idle(idle),
                 }

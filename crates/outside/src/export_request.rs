@@ -112,7 +112,8 @@ impl Failed {
 pub(crate) async fn send_export(
     collector: &Collector,
     export_request: &ExportRequest,
-    (dial, sessions): (&impl Dial, &Sessions),
+    dial: &impl Dial,
+    sessions: &Sessions,
 ) -> Result<Refused, Failed> {
     let unreachable = |error| Failed::Unreachable(collector.server.authority(), error);
     let Collector { server, protocol, .. } = collector;
@@ -124,7 +125,7 @@ pub(crate) async fn send_export(
     match server.scheme {
         Scheme::Http => send_over(collector, tcp, export_request).await,
         Scheme::Https => {
-            let session = sessions.open_session((server, protocol), tcp).await?;
+            let session = sessions.open_session(server, protocol, tcp).await?;
             send_over(collector, session, export_request).await
         }
     }

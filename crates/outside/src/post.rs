@@ -71,11 +71,8 @@ impl<D: Dial> Post<D> {
         let mut pause = PAUSE_FIRST;
         let mut tries = TRIES_MAX;
         loop {
-            let posted = export_request::send_export(
-                collector,
-                export_request,
-                (&self.dial, &self.sessions),
-            );
+            let posted =
+                export_request::send_export(collector, export_request, &self.dial, &self.sessions);
             let outcome = timeout(SEND_MAX, posted).await.unwrap_or(Err(Failed::Late));
             tries -= 1;
             match outcome {

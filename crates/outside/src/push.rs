@@ -29,10 +29,12 @@ pub trait Teller {
 
 /// Exports metrics until `over` completes, and then a last time.
 pub async fn push_metrics(
-    (post, fate): (&Post<impl Dial>, &mut Fate<impl Counts>),
+    post: &Post<impl Dial>,
+    fate: &mut Fate<impl Counts>,
     mut teller: impl Teller,
     mut wanted: watch::Receiver<Option<Box<MetricsPush>>>,
-    (started, seed): (SystemTime, u64),
+    started: SystemTime,
+    seed: u64,
     over: impl Future<Output = ()>,
 ) {
     let mut over = pin!(over);

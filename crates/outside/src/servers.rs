@@ -43,7 +43,8 @@ impl Sessions {
     /// [`NoSession`].
     pub async fn open_session(
         &self,
-        (server, protocol): (&Server, &[u8]),
+        server: &Server,
+        protocol: &[u8],
         tcp: TcpStream,
     ) -> Result<TlsStream<TcpStream>, NoSession> {
         let roots = self.load_roots().await?;

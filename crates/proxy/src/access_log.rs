@@ -34,7 +34,7 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
         }
         if let Some(collector) = &log.collector {
             export::collect_batch(&mut lines, &mut batch, export::GATHER).await;
-            courier.deliver_lines((collector, &log.form), &batch, &mut fate).await;
+            courier.deliver_lines(collector, &log.form, &batch, &mut fate).await;
             batch.clear();
             continue;
         }

@@ -110,7 +110,8 @@ impl CheckServices {
 pub(crate) async fn send_check<T>(
     worker: &Rc<Worker>,
     check_service: &CheckService,
-    (method, message): (&'static str, Vec<u8>),
+    method: &'static str,
+    message: Vec<u8>,
     read: impl FnOnce(Bytes) -> Result<T, NoAnswer>,
 ) -> Result<T, NoAnswer> {
     let state = worker.check_services.service_state(&check_service.at);

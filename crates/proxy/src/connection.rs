@@ -90,7 +90,7 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(Stream::Plain(tcp));
-                return allowed_in_clear(worker, half_open, (port, spoken), io, peer).await;
+                return allowed_in_clear(worker, half_open, port, spoken, io, peer).await;
             }
             None => return leno_listen::reset_on_drop(&tcp),
         }
@@ -103,7 +103,7 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
             handshake::await_start(worker, &half_open, tls::expect_handshake(&tcp)).await;
         let expected = expected.unwrap_or_else(|| Err(tls::cut_off(&tcp, Reason::HandshakeFailed)));
         expected.inspect_err(|reason| note_plaintext(worker, *reason, port, peer))?;
-        tls::accept_tls(worker, &half_open, (&credential, clients), tcp).await
+        tls::accept_tls(worker, &half_open, &credential, clients, tcp).await
     };
     let Some(accepted) = handshake::finish_handshake(worker, peer, accepting).await else {
         return;
@@ -133,7 +133,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, identity, peer);
     (session.expires, session.carrier) = (expires, carrier);
     let origin = session.origin();
-    let served = pin!(serve_inbound(session, (port, expires), io.clone(), alpn));
+    let served = pin!(serve_inbound(session, port, expires, io.clone(), alpn));
     let forbidden = pin!(async {
         match &proved {
             Some(proved) => worker.world.wait_until_revoked(proved).await,
@@ -166,11 +166,12 @@ fn note_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) 
 async fn allowed_in_clear(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
-    (port, spoken): (u16, Protocol),
+    port: u16,
+    spoken: Protocol,
     io: Io,
     peer: SocketAddr,
 ) {
-    let mut served = Box::pin(plain_inbound(worker, half_open, (port, spoken), io.clone(), peer));
+    let mut served = Box::pin(plain_inbound(worker, half_open, port, spoken, io.clone(), peer));
     let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
     let refused = Box::pin(worker.world.kept_out(port, origin));
     if serve_until(served.as_mut(), refused, &io).await == Ended::Cut {
@@ -211,7 +212,8 @@ pub(crate) enum Ended {
 async fn plain_inbound(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
-    (port, declared): (u16, Protocol),
+    port: u16,
+    declared: Protocol,
     io: Io,
     peer: SocketAddr,
 ) {
@@ -220,7 +222,7 @@ async fn plain_inbound(
     let max_wait = worker.config.limits.idle_connection;
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
     let needs_requests = || tcp::needs_requests(&session, port);
-    let spoken = spoken_in(worker, (declared, max_wait), (&io, &mut early), needs_requests);
+    let spoken = spoken_in(worker, declared, max_wait, &io, &mut early, needs_requests);
     let Some(spoken) = handshake::await_start(worker, &half_open, spoken).await else {
         return io.reset_on_drop();
     };
@@ -232,11 +234,11 @@ async fn plain_inbound(
     match spoken {
         Spoken::Http1 => {
             let listed = list("http");
-            Box::pin(half_open_http1((session, half_open), listed, &io, early)).await;
+            Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
         }
         Spoken::Http2 => {
             let _listed = list("http2");
-            Box::pin(half_open_http2((session, half_open), &io, early)).await;
+            Box::pin(half_open_http2(session, half_open, &io, early)).await;
         }
         Spoken::Opaque => {
             drop(half_open);
@@ -248,7 +250,8 @@ async fn plain_inbound(
 
 /// Serves plaintext HTTP/1.1. The connection is half-open until the head of its first request is complete.
 pub(crate) async fn half_open_http1(
-    (session, half_open): (Session, HalfOpen),
+    session: Session,
+    half_open: HalfOpen,
     listed: Listed,
     io: &Io,
     early: BytesMut,
@@ -286,7 +289,8 @@ async fn first_request(
 /// Serves plaintext HTTP/2. The connection is half-open until its preface is complete; then it is idle while it
 /// has no request, and may be evicted as such.
 pub(crate) async fn half_open_http2(
-    (session, half_open): (Session, HalfOpen),
+    session: Session,
+    half_open: HalfOpen,
     io: &Io,
     mut early: BytesMut,
 ) {
@@ -308,14 +312,15 @@ pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early:
     if let Served::Http2 { first, early } = serve_requests(&session, io, early).await {
         listed.goes_on_in("http2");
         session.is_exclusive.set(false);
-        Box::pin(http2::server::go_on(Rc::new(session), io, (first, early))).await;
+        Box::pin(http2::server::go_on(Rc::new(session), io, first, early)).await;
     }
 }
 
 /// Serves the protocol inside mutual TLS: a link, HTTP/2 or HTTP/1.1.
 async fn serve_inbound(
     mut session: Session,
-    (port, expires): (u16, Option<Instant>),
+    port: u16,
+    expires: Option<Instant>,
     io: Io,
     alpn: Option<Vec<u8>>,
 ) {
@@ -324,7 +329,7 @@ async fn serve_inbound(
     match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {
             let _listed = list("link");
-            Box::pin(inbound_link(Rc::new(session), (port, expires), io)).await;
+            Box::pin(inbound_link(Rc::new(session), port, expires, io)).await;
         }
         // Links are for mesh members only.
         (Some(ALPN_LINK), None) => io.reset_on_drop(),
@@ -341,7 +346,7 @@ async fn serve_inbound(
 
 /// Drives a link that another sidecar opened; each stream is a task of its own. No new streams are accepted
 /// once the certificate of the peer has expired.
-async fn inbound_link(session: Rc<Session>, (port, expires): (u16, Instant), io: Io) {
+async fn inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
     let worker = session.worker.clone();
     let _counted = Counted::for_link(&worker.shard, ConnectionSide::Downstream);
     let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
@@ -464,7 +469,7 @@ async fn to_service(
     let max_wait = worker.config.limits.idle_connection;
     let spoken = loop {
         let needs_requests = || tcp::injects_faults(worker, &service, port);
-        let spoken = spoken_in(worker, (declared, max_wait), (&io, &mut early), needs_requests);
+        let spoken = spoken_in(worker, declared, max_wait, &io, &mut early, needs_requests);
         let Some(spoken) = spoken.await else { return };
         // The configuration at the time of the first bytes decides: it may be newer than the connection.
         match protocol_now(worker, &listener_kind) {
@@ -486,7 +491,7 @@ async fn to_service(
         }
         Spoken::Opaque => {
             let _listed = list("tcp");
-            Box::pin(tcp::to_service(&session, (&service, port), io, early)).await;
+            Box::pin(tcp::to_service(&session, &service, port, io, early)).await;
         }
     }
 }
@@ -495,7 +500,8 @@ async fn to_service(
 /// client stays silent for `max_wait`, or if the proxy drains.
 pub(crate) async fn detect_protocol(
     worker: &Worker,
-    (declared, max_wait): (Protocol, Duration),
+    declared: Protocol,
+    max_wait: Duration,
     io: &Io,
     early: &mut BytesMut,
 ) -> Option<Spoken> {

@@ -75,14 +75,15 @@ fn subscribe_batch(follower: &Follower, batch: &mut Vec<Want>) -> Requests {
     let by_use = follower.world.services_by_use();
     left.extend(evict_excess(
         follower,
-        (&mut subscribed, SUBSCRIPTIONS_MAX),
+        &mut subscribed,
+        SUBSCRIPTIONS_MAX,
         Table::Services,
         by_use,
     ));
     let by_use = follower.world.addresses_by_use();
-    forgotten.extend(evict_excess(follower, (&mut asked, ADDRESSES_MAX), Table::Addresses, by_use));
+    forgotten.extend(evict_excess(follower, &mut asked, ADDRESSES_MAX, Table::Addresses, by_use));
     let by_use = follower.world.names_by_use();
-    lost.extend(evict_excess(follower, (&mut dns_names, NAMES_MAX), Table::Names, by_use));
+    lost.extend(evict_excess(follower, &mut dns_names, NAMES_MAX, Table::Names, by_use));
     [
         (!left.is_empty()).then_some(Request::Unsubscribe(left)),
         (!forgotten.is_empty()).then_some(Request::Forget(forgotten)),
@@ -118,7 +119,8 @@ fn evict_unknown(
 /// Evicts the entries beyond the bound of a table, and [`BATCH_MAX`] more as room for the next ones.
 fn evict_excess<K: Ord + Clone>(
     follower: &Follower,
-    (subscriptions, max): (&mut Subscriptions<K>, usize),
+    subscriptions: &mut Subscriptions<K>,
+    max: usize,
     table: Table,
     by_use: impl Fn(&K) -> Priority,
 ) -> Vec<K> {

@@ -42,7 +42,8 @@ impl ControlOutage {
     #[must_use]
     pub(crate) fn record_failure(
         &self,
-        (place, control): (usize, &ControlAddress),
+        place: usize,
+        control: &ControlAddress,
         ended: &Ended,
         serving: Serving,
     ) -> bool {
@@ -180,20 +181,16 @@ mod tests {
     fn only_final_failures_of_all_control_planes_leave_no_hope() {
         let control = ControlAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 15010)));
         let outage = ControlOutage::new(2);
-        let failed = |place, ended: &Ended| {
-            outage.record_failure((place, &control), ended, Serving::Nothing)
-        };
+        let failed =
+            |place, ended: &Ended| outage.record_failure(place, &control, ended, Serving::Nothing);
         assert!(!failed(0, &rejected_join(true)), "another control plane may accept it");
         assert!(!failed(1, &Ended::Late));
         assert!(failed(1, &rejected_join(true)));
-        assert!(!outage.record_failure(
-            (1, &control),
-            &rejected_join(true),
-            Serving::Configuration
-        ));
+        assert!(!outage.record_failure(1, &control, &rejected_join(true), Serving::Configuration));
         assert!(!failed(0, &rejected_join(false)), "the rejection may pass");
         assert!(ControlOutage::new(1).record_failure(
-            (0, &control),
+            0,
+            &control,
             &rejected_join(true),
             Serving::Nothing
         ));

@@ -22,7 +22,7 @@ use crate::subscriptions::Table;
 pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
     let conditions = &follower.world.conditions;
     let socket =
-        bind_when_free(conditions, (address, Over::Udp), async || UdpSocket::bind(address).await)
+        bind_when_free(conditions, address, Over::Udp, async || UdpSocket::bind(address).await)
             .await;
     let socket = Rc::new(socket);
     let slots = std::sync::Arc::new(Semaphore::new(QUERIES_MAX));

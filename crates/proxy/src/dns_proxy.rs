@@ -138,7 +138,7 @@ impl Answerer {
     }
 
     async fn serve_udp(self: Rc<Self>, address: SocketAddr) {
-        let socket = bind_when_free(self.conditions(), (address, Over::Udp), async || {
+        let socket = bind_when_free(self.conditions(), address, Over::Udp, async || {
             UdpSocket::bind(address).await
         })
         .await;
@@ -174,7 +174,7 @@ impl Answerer {
     }
 
     async fn serve_tcp(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
-        let listener = bind_when_free(self.conditions(), (address, Over::Tcp), async || {
+        let listener = bind_when_free(self.conditions(), address, Over::Tcp, async || {
             TcpListener::bind(address).await
         })
         .await;
@@ -339,7 +339,8 @@ impl Answerer {
 /// Binds the address, as soon as it is free.
 pub(crate) async fn bind_when_free<T>(
     conditions: &Conditions,
-    (address, over): (SocketAddr, Over),
+    address: SocketAddr,
+    over: Over,
     bind: impl AsyncFn() -> io::Result<T>,
 ) -> T {
     let mut failed = false;

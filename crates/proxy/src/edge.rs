@@ -33,14 +33,15 @@ pub(crate) fn build_configs(plans: &Plans, before: Option<(&Plans, &EdgeConfigs)
         Serves::Http(_) | Serves::Passthrough(_) | Serves::Tcp(_) => None,
     });
     let configs = ports.map(|(port, listeners)| {
-        let kept = before.and_then(|before| reuse_config(before, port, listeners));
+        let kept = before.and_then(|before| reuse_config(before.0, before.1, port, listeners));
         (port, kept.unwrap_or_else(|| build_config(gateway, port, listeners)))
     });
     configs.collect()
 }
 
 fn reuse_config(
-    (plans, configs): (&Plans, &EdgeConfigs),
+    plans: &Plans,
+    configs: &EdgeConfigs,
     port: u16,
     listeners: &[GatewayListener],
 ) -> Option<Option<Arc<ServerConfig>>> {

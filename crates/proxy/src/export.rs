@@ -49,7 +49,8 @@ impl Courier {
     /// Sends access log entries.
     pub(crate) async fn deliver_lines(
         &self,
-        (collector, form): (&Collector, &LogForm),
+        collector: &Collector,
+        form: &LogForm,
         batch: &[Arc<Seen>],
         fate: &mut Fate<Counted>,
     ) {
@@ -61,23 +62,20 @@ impl Courier {
     pub(crate) fn fate_of_lines(&self) -> Fate<Counted> {
         self.export_result(
             "lines of the access log",
-            (Count::RecordsExported, Count::RecordsRejected),
+            Count::RecordsExported,
+            Count::RecordsRejected,
         )
     }
 
     fn fate_of_spans(&self) -> Fate<Counted> {
-        self.export_result("spans", (Count::SpansExported, Count::SpansRejected))
+        self.export_result("spans", Count::SpansExported, Count::SpansRejected)
     }
 
     fn fate_of_metrics(&self) -> Fate<Counted> {
-        self.export_result("metrics", (Count::PointsExported, Count::PointsRejected))
+        self.export_result("metrics", Count::PointsExported, Count::PointsRejected)
     }
 
-    fn export_result(
-        &self,
-        what: &'static str,
-        (exported, refused): (Count, Count),
-    ) -> Fate<Counted> {
+    fn export_result(&self, what: &'static str, exported: Count, refused: Count) -> Fate<Counted> {
         Fate::new(what, Counted { shard: self.shard.clone(), exported, refused })
     }
 
@@ -112,7 +110,8 @@ pub(crate) async fn push_metrics(
     let (wanted, mut fate) = (courier.world.sights.subscribe_metrics(), courier.fate_of_metrics());
     let over = async { drop(over.await) };
     let reported = Numbers(&courier);
-    leno_outside::push_metrics((&courier.post, &mut fate), reported, wanted, since, over).await;
+    leno_outside::push_metrics(&courier.post, &mut fate, reported, wanted, since.0, since.1, over)
+        .await;
 }
 
 /// All metrics of this sidecar.

@@ -80,7 +80,8 @@ impl Follower {
     /// Creates the state before the first configuration; `admin` is the address of the admin page.
     pub(crate) fn new(
         config: Arc<Config>,
-        (telemetry, world): (Arc<Telemetry>, Arc<World>),
+        telemetry: Arc<Telemetry>,
+        world: Arc<World>,
         state: StateDir,
         admin: SocketAddr,
         seed: u64,
@@ -227,7 +228,7 @@ pub(crate) async fn follow_control(follower: Rc<Follower>, mut requests: mpsc::R
                 Some(_) => Serving::Configuration,
                 None => Serving::Nothing,
             };
-            if follower.outage.record_failure((place, address), &ended, serving) {
+            if follower.outage.record_failure(place, address, &ended, serving) {
                 return follower.fatal.report_cause(StartError::Rejected(ended.into()));
             }
             failures = if lasted { 0 } else { failures.saturating_add(1) };

@@ -40,13 +40,13 @@ pub(crate) async fn serve_connection(
             Box::pin(serve_http(session, half_open, Io::new(Stream::Plain(tcp)))).await;
         }
         GatewayPortPlan::Https(_) => {
-            Box::pin(serve_https(worker, half_open, edge, (tcp, peer))).await;
+            Box::pin(serve_https(worker, half_open, edge, tcp, peer)).await;
         }
         GatewayPortPlan::Passthrough(_) | GatewayPortPlan::Tcp(_) => {
             let session = Session::at_the_edge(worker.clone(), edge, peer);
             let _listed = list_session(&session, "tcp", describe_port(port));
             let io = Io::new(Stream::Plain(tcp));
-            Box::pin(tcp::through_gateway(&session, half_open, (port, &plan), io)).await;
+            Box::pin(tcp::through_gateway(&session, half_open, port, &plan, io)).await;
         }
     }
 }
@@ -61,8 +61,13 @@ pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<GatewayPortP
 async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     let mut early = BytesMut::new();
     // External clients speak first, so a protocol of requests is assumed.
-    let first = (Protocol::Http2, session.worker.config.limits.head_timeout);
-    let spoken = detect_protocol(&session.worker, first, &io, &mut early);
+    let spoken = detect_protocol(
+        &session.worker,
+        Protocol::Http2,
+        session.worker.config.limits.head_timeout,
+        &io,
+        &mut early,
+    );
     let Some(spoken) = handshake::await_start(&session.worker, &half_open, spoken).await else {
         return io.reset_on_drop();
     };
@@ -70,11 +75,11 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
         None => {}
         Some(Spoken::Http1) => {
             let listed = list_session(&session, "http", known_of(&session));
-            Box::pin(half_open_http1((session, half_open), listed, &io, early)).await;
+            Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
         }
         Some(Spoken::Http2) => {
             let _listed = list_session(&session, "http2", known_of(&session));
-            Box::pin(half_open_http2((session, half_open), &io, early)).await;
+            Box::pin(half_open_http2(session, half_open, &io, early)).await;
         }
         // TLS at a port without TLS.
         Some(Spoken::Opaque) => {
@@ -88,7 +93,8 @@ async fn serve_https(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
     edge: Edge,
-    (tcp, peer): (TcpStream, SocketAddr),
+    tcp: TcpStream,
+    peer: SocketAddr,
 ) {
     let config =
         worker.world.current_config().and_then(|config| config.edge.get(&edge.port)?.clone());

@@ -283,33 +283,30 @@ impl Proxy {
         };
         let courier = Courier::new(self.config.clone(), world.clone(), telemetry.new_shard());
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
-        let (config, reports) = (self.config.clone(), (telemetry, world));
-        let follower = Follower::new(config, reports, self.state.clone(), page, random_seed(0));
+        let config = self.config.clone();
+        let follower =
+            Follower::new(config, telemetry, world, self.state.clone(), page, random_seed(0));
         let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
         let follower = follower.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
         tasks.spawn_local(admin::answer_queries(queried, admin.clone()));
-        let pages = serve_pages(&tasks, (self.admin, self.health), admin);
+        let pages = serve_pages(&tasks, self.admin, self.health, admin);
         let Intakes { log, spans, taps } = intakes;
-        let (over, telling) = start_telemetry(&tasks, courier, (log, spans));
+        let (over, telling) = start_telemetry(&tasks, courier, log, spans);
         let (state, follower) = (self.state.clone(), Rc::new(follower));
         let keeping = tasks.spawn_local(run_snapshot_store(follower.clone()));
         tasks.spawn_local(watch_log(follower.clone()));
-        let parts = (workers, self.open_listeners, self.state);
-        let requests = start_control(&tasks, follower.clone(), wanted, parts);
+        let (listeners, stored) = (self.open_listeners, self.state);
+        let requests = start_control(&tasks, follower.clone(), wanted, workers, listeners, stored);
         tasks.spawn_local(tapped::send_entries(taps, requests.clone()));
         let failed = tasks.run_until(wait_for_stop(stop, &follower.fatal)).await;
         tracing::info!("draining");
         // A successor may read the stored files as soon as it gets the directory.
         follower.keeper.finish();
-        if tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await.is_ok() {
-            state.release();
-        } else {
-            tracing::warn!(
-                "slow disk: the next process can use the state directory only after this one \
-                has exited"
-            );
+        match tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await {
+            Ok(_) => state.release(),
+            Err(_) => tracing::warn!("{SLOW_DISK}"),
         }
         tasks.run_until(withdraw_listeners(&follower, &requests)).await;
         phase.send_replace(Phase::Draining);
@@ -371,7 +368,8 @@ async fn wait_for_stop(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> 
 fn start_telemetry(
     tasks: &LocalSet,
     courier: Courier,
-    (log, spans): (mpsc::Receiver<Arc<Seen>>, mpsc::Receiver<Arc<Seen>>),
+    log: mpsc::Receiver<Arc<Seen>>,
+    spans: mpsc::Receiver<Arc<Seen>>,
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
     let courier = Rc::new(courier);
     let (over, ended) = oneshot::channel();
@@ -387,7 +385,8 @@ fn start_telemetry(
 /// Starts the admin page and the health page, if any. They end shortly after [`Phase::Over`].
 fn serve_pages(
     tasks: &LocalSet,
-    (page, health): (TcpListener, Option<TcpListener>),
+    page: TcpListener,
+    health: Option<TcpListener>,
     admin: Rc<Admin>,
 ) -> Vec<tokio::task::JoinHandle<()>> {
     let health = health.map(|listener| {
@@ -421,7 +420,9 @@ fn start_control(
     tasks: &LocalSet,
     follower: Rc<Follower>,
     wanted: mpsc::Receiver<Want>,
-    (workers, open_listeners, state): (Vec<mpsc::Sender<Command>>, OpenListeners, StateDir),
+    workers: Vec<mpsc::Sender<Command>>,
+    open_listeners: OpenListeners,
+    state: StateDir,
 ) -> mpsc::Sender<Request> {
     if let Some(credential) = state.stored_credential(&follower.config.workload, SystemTime::now())
     {
@@ -513,6 +514,10 @@ fn random_seed(core: usize) -> u64 {
     let mixed = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
     mixed.wrapping_add(core as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
+
+/// The warning if the stored files are not complete in time.
+const SLOW_DISK: &str =
+    "slow disk: the next process can use the state directory only after this one has exited";
 
 /// The name of the admin page among the listeners in the state directory.
 const ADMIN: &str = "admin";

@@ -49,9 +49,13 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                 match command {
                     Some(Command::Open { gate, listener }) => {
                         let (close, closing) = oneshot::channel();
-                        let at = (gate.clone(), listener);
-                        let accept =
-                            accept_connections(worker.clone(), at, counts.clone(), closing);
+                        let accept = accept_connections(
+                            worker.clone(),
+                            gate.clone(),
+                            listener,
+                            counts.clone(),
+                            closing,
+                        );
                         tokio::task::spawn_local(accept);
                         accepting.insert(gate, close);
                     }
@@ -97,7 +101,8 @@ async fn until_none(count: &Cell<usize>) {
 /// Accepts connections until `closing` resolves, then also those already in the kernel's queue.
 async fn accept_connections(
     worker: Rc<Worker>,
-    (gate, listener): (Gate, std::net::TcpListener),
+    gate: Gate,
+    listener: std::net::TcpListener,
     counts: Rc<Counts>,
     mut closing: oneshot::Receiver<mpsc::Sender<Infallible>>,
 ) {

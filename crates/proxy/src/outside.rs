@@ -33,12 +33,12 @@ pub(crate) async fn serve_connection(
     io: Io,
     mut early: BytesMut,
 ) {
-    let reported = match detect_destination(session, at, (&io, &mut early)).await {
+    let reported = match detect_destination(session, at, &io, &mut early).await {
         Ok(Reported::Requests) => {
             // Each request is allowed or rejected individually.
             let mut served = Box::pin(async { drop(serve_requests(session, &io, early).await) });
             let world = &session.worker.world;
-            let forbidden = Box::pin(wait_until_forbidden(world, (at, &Reported::Requests)));
+            let forbidden = Box::pin(wait_until_forbidden(world, at, &Reported::Requests));
             if serve_until(served.as_mut(), forbidden, &io).await == Ended::Cut {
                 session.worker.shard.count_rejected(Reason::EgressDenied.label());
             }
@@ -49,7 +49,7 @@ pub(crate) async fn serve_connection(
     };
     let mut record = Record::open(session, PROTOCOL);
     let passed = match reported {
-        Ok(reported) => forward_bytes(session, (at, &reported), (&io, early), &record).await,
+        Ok(reported) => forward_bytes(session, at, &reported, &io, early, &record).await,
         Err(reason) => {
             record.count_opened();
             Err(reason)
@@ -102,7 +102,8 @@ impl Reported {
 async fn detect_destination(
     session: &Session,
     at: SocketAddr,
-    (io, early): (&Io, &mut BytesMut),
+    io: &Io,
+    early: &mut BytesMut,
 ) -> Result<Reported, Reason> {
     let worker = &session.worker;
     let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
@@ -134,12 +135,14 @@ async fn detect_destination(
 
 async fn forward_bytes(
     session: &Session,
-    (at, reported): (SocketAddr, &Reported),
-    (io, early): (&Io, BytesMut),
+    at: SocketAddr,
+    reported: &Reported,
+    io: &Io,
+    early: BytesMut,
     record: &Record<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
-    let connected = connect_outside(worker, (at, reported)).await;
+    let connected = connect_outside(worker, at, reported).await;
     record.count_opened();
     let tcp = connected?;
     let _counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
@@ -149,8 +152,8 @@ async fn forward_bytes(
     let mut client = ends(io);
     client.0.buffer = early;
     tokio::select! {
-        spliced = copy_bytes((client, ends(&server)), max_wait, record, None) => spliced,
-        () = wait_until_forbidden(&worker.world, (at, reported)) => {
+        spliced = copy_bytes(client, ends(&server), max_wait, record, None) => spliced,
+        () = wait_until_forbidden(&worker.world, at, reported) => {
             server.reset_on_drop();
             Err(Reason::EgressDenied)
         }
@@ -160,7 +163,8 @@ async fn forward_bytes(
 /// Connects to an address outside the mesh, if egress to it is allowed.
 async fn connect_outside(
     worker: &Worker,
-    (at, reported): (SocketAddr, &Reported),
+    at: SocketAddr,
+    reported: &Reported,
 ) -> Result<TcpStream, Reason> {
     let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     if !reported.is_let_out(&config, at) {
@@ -173,7 +177,7 @@ async fn connect_outside(
 }
 
 /// Resolves when egress of a connection is no longer allowed.
-async fn wait_until_forbidden(world: &World, (at, reported): (SocketAddr, &Reported)) {
+async fn wait_until_forbidden(world: &World, at: SocketAddr, reported: &Reported) {
     let mut changes = world.egress_changes();
     loop {
         if world.current_config().is_some_and(|config| !reported.is_let_out(&config, at)) {

@@ -241,8 +241,13 @@ impl Drop for Record<'_> {
         }
         if let Some(trace) = &self.trace {
             if let Some(span) = trace.span.filter(|span| span.is_sampled) {
-                let taken = (outcome.duration, SystemTime::now());
-                worker.shard.store_exemplar(series.id, (span.trace, span.id), taken);
+                worker.shard.store_exemplar(
+                    series.id,
+                    span.trace,
+                    span.id,
+                    outcome.duration,
+                    SystemTime::now(),
+                );
             }
             let (retries, hedge, dry_run_reason) = (self.retries, self.hedge, self.dry_run_reason);
             let (labels, downstream) = (&series.labels, self.session.peer);

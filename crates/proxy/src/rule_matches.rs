@@ -31,7 +31,7 @@ pub(crate) fn count_policy(shard: &Shard, decision: &PolicyDecision) {
 }
 
 /// Counts a match of a tag or lane rule.
-pub(crate) fn count_tags(shard: &Shard, (origin, slot): (&RuleOrigin, &MatchSlot)) {
+pub(crate) fn count_tags(shard: &Shard, origin: &RuleOrigin, slot: &MatchSlot) {
     count_hit(shard, slot, || RuleLabels {
         kind: origin.dialect.as_str(),
         namespace: origin.name.namespace.to_string(),
@@ -51,7 +51,7 @@ pub(crate) fn count_whole_policy(shard: &Shard, policy: &ServicePolicyName, slot
 }
 
 /// Counts a retry by a retry policy.
-pub(crate) fn count_retry(shard: &Shard, (policy, slot): (&PolicyName, &MatchSlot)) {
+pub(crate) fn count_retry(shard: &Shard, policy: &PolicyName, slot: &MatchSlot) {
     count_hit(shard, slot, || RuleLabels {
         kind: RuleKind::Retry.as_str(),
         namespace: policy.namespace.to_string(),

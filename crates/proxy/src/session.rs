@@ -198,7 +198,7 @@ impl Session {
             return Ok(permit.clone());
         }
         let permit =
-            access.visit((self.identity.as_deref(), self.inbound_port()), Some(self.origin()))?;
+            access.visit(self.identity.as_deref(), self.inbound_port(), Some(self.origin()))?;
         *held = Some(permit.clone());
         Ok(permit)
     }

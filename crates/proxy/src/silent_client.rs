@@ -20,12 +20,14 @@ use crate::worker::Worker;
 /// its first bytes are awaited like those of a request. `None`: the connection ends without any.
 pub(crate) async fn spoken_in(
     worker: &Worker,
-    (declared, max_wait): (Protocol, Duration),
-    (io, early): (&Io, &mut BytesMut),
+    declared: Protocol,
+    max_wait: Duration,
+    io: &Io,
+    early: &mut BytesMut,
     needs_requests: impl Fn() -> bool,
 ) -> Option<Spoken> {
     loop {
-        let spoken = detect_protocol(worker, (declared, max_wait), io, early).await?;
+        let spoken = detect_protocol(worker, declared, max_wait, io, early).await?;
         let is_silent = spoken == Spoken::Opaque && early.is_empty();
         if !is_silent || declared != Protocol::Detect || !needs_requests() {
             return Some(spoken);

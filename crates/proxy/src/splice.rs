@@ -17,7 +17,8 @@ use crate::tcp::Examination;
 /// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
 /// for `max_wait`. With an `examination` the client's first line is checked.
 pub(crate) async fn copy_bytes(
-    (client, server): ((Reader, Writer), (Reader, Writer)),
+    client: (Reader, Writer),
+    server: (Reader, Writer),
     max_wait: Duration,
     record: &Record<'_>,
     examination: Option<&Examination<'_>>,

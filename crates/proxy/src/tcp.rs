@@ -55,22 +55,23 @@ pub(crate) use silent::injects_faults;
 /// Forwards the application's connection to a service. `early`: the bytes already read.
 pub(crate) async fn to_service(
     session: &Session,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     io: Io,
     mut early: BytesMut,
 ) {
     let mut record = Record::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let mut opened = open_upstream(session, (service, port), (&io, &mut early), &mut record).await;
+    let mut opened = open_upstream(session, service, port, (&io, &mut early), &mut record).await;
     while let Err(unopened) = &opened
         && let Some(outdated) = unopened.outdated
         && Box::pin(may_be_opened(session, outdated, &record)).await
     {
-        opened = open_upstream(session, (service, port), (&io, &mut early), &mut record).await;
+        opened = open_upstream(session, service, port, (&io, &mut early), &mut record).await;
     }
     record.count_opened();
-    forward_connection(session, opened, (&io, early), record).await;
+    forward_connection(session, opened, &io, early, record).await;
 }
 
 /// Waits until another attempt to open the connection is possible.
@@ -86,22 +87,24 @@ async fn may_be_opened(session: &Session, outdated: Outdated, record: &Record<'_
 pub(crate) async fn through_gateway(
     session: &Session,
     half_open: HalfOpen,
-    (port, plan): (u16, &GatewayPortPlan),
+    port: u16,
+    plan: &GatewayPortPlan,
     io: Io,
 ) {
     let mut record = Record::open(session, "tcp");
     record.subject.port = port;
     let mut early = BytesMut::new();
-    let opened = open_from_edge(session, half_open, plan, (&io, &mut early), &mut record).await;
+    let opened = open_from_edge(session, half_open, plan, &io, &mut early, &mut record).await;
     record.count_opened();
-    forward_connection(session, opened, (&io, early), record).await;
+    forward_connection(session, opened, &io, early, record).await;
 }
 
 /// Forwards bytes in both directions, once the upstream is open.
 async fn forward_connection(
     session: &Session,
     opened: Result<Opening, Unopened>,
-    (io, early): (&Io, BytesMut),
+    io: &Io,
+    early: BytesMut,
     mut record: Record<'_>,
 ) {
     let max_wait = session.worker.config.limits.idle_connection;
@@ -123,7 +126,7 @@ async fn forward_connection(
         Ok((Passage::Plain(connection), _under_way)) => {
             let server = Writer::new(connection.writer.io.clone(), max_wait);
             let server = (connection.reader, server);
-            Box::pin(copy_bytes((ends(early), server), max_wait, &record, None)).await
+            Box::pin(copy_bytes(ends(early), server, max_wait, &record, None)).await
         }
         Err(unopened) => Err(unopened.counted_reason()),
     };
@@ -197,14 +200,15 @@ const TLS_ROUTE: &str = "TLSRoute";
 
 async fn open_upstream(
     session: &Session,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     client: (&Io, &mut BytesMut),
     record: &mut Record<'_>,
 ) -> Result<Opening, Unopened> {
     let worker = &session.worker;
     if let ListenerKind::Pinned { at, id } = &session.listener_kind {
         let begins = sniff_protocol(client.1);
-        let (stream, under_way) = open_pinned(session, (*at, id), begins, record).await?;
+        let (stream, under_way) = open_pinned(session, *at, id, begins, record).await?;
         return Ok((Passage::Link(stream), under_way));
     }
     let max_wait = worker.config.limits.discovery_timeout;
@@ -215,13 +219,13 @@ async fn open_upstream(
     }
     let called = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     let chosen = match called.tls_routes.is_trivial() {
-        true => by_share(worker, (&config, called), record)?,
+        true => by_share(worker, &config, called, record)?,
         false => {
             let client = (client.0, &mut *client.1);
-            by_server_name(worker, (&config, called), client, record).await?
+            by_server_name(worker, &config, called, client.0, client.1, record).await?
         }
     };
-    open_among(worker, (&config, chosen), sniff_protocol(client.1), record).await
+    open_among(worker, &config, chosen, sniff_protocol(client.1), record).await
 }
 
 /// Opens the destination of a gateway port without HTTP.
@@ -229,7 +233,8 @@ async fn open_from_edge(
     session: &Session,
     half_open: HalfOpen,
     plan: &GatewayPortPlan,
-    (io, early): (&Io, &mut BytesMut),
+    io: &Io,
+    early: &mut BytesMut,
     record: &mut Record<'_>,
 ) -> Result<Opening, Unopened> {
     let worker = &session.worker;
@@ -269,8 +274,7 @@ async fn open_from_edge(
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_among(worker, (&config, ChosenPort::from_called(port)), sniff_protocol(early), record)
-        .await
+    open_among(worker, &config, ChosenPort::from_called(port), sniff_protocol(early), record).await
 }
 
 /// The destination port of a connection, and the policies that apply to it.
@@ -301,7 +305,8 @@ impl<'a> ChosenPort<'a> {
 /// Connects to one of the endpoints of a port.
 async fn open_among(
     worker: &Rc<Worker>,
-    (config, chosen): (&ConfigSnapshot, ChosenPort<'_>),
+    config: &ConfigSnapshot,
+    chosen: ChosenPort<'_>,
     begins: Sniffed,
     record: &mut Record<'_>,
 ) -> Result<Opening, Unopened> {
@@ -309,17 +314,17 @@ async fn open_among(
         return Err(Reason::DeniedByPolicy.into());
     }
     let ChosenPort { port, policies, .. } = chosen;
-    let cluster = worker.cluster_for(policies.0, (port, config.version));
+    let cluster = worker.cluster_for(policies.0, port, config.version);
     let priorities = route::permitted_endpoints(worker, port, None)?;
     let mut held = match &cluster {
         None => None,
         Some(cluster) => cluster.acquire_slot(|under_way| &under_way.connections)?,
     };
-    let hashed = route::request_hash((config, port), policies, None);
+    let hashed = route::request_hash(config, port, policies, None);
     let mut tried = None;
     loop {
-        let among = (&priorities, cluster.as_deref());
-        let upstream = pick_endpoint(worker, among, hashed.as_ref(), tried.as_ref());
+        let upstream =
+            pick_endpoint(worker, &priorities, cluster.as_deref(), hashed.as_ref(), tried.as_ref());
         let upstream = upstream
             .map_err(|reason| Unopened::from(reason).with_outdated(worker, config, &priorities))?;
         tried = Some(upstream.endpoint.id.clone());
@@ -330,7 +335,7 @@ async fn open_among(
         };
         let wait =
             Wait::for_cluster(cluster.as_deref(), || wait_for(record.retries, priorities.len()));
-        let opened = open_at(&upstream, worker, (begins, wait)).await;
+        let opened = open_at(&upstream, worker, begins, wait).await;
         if let Some(trial) = trial {
             let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));
             trial.finish(worker, broken.unwrap_or(Ending::Opened));
@@ -357,7 +362,8 @@ async fn open_among(
 /// Connects to one specific workload: there is no other to try.
 async fn open_pinned(
     session: &Session,
-    (at, id): (SocketAddr, &EndpointId),
+    at: SocketAddr,
+    id: &EndpointId,
     begins: Sniffed,
     record: &mut Record<'_>,
 ) -> Result<(LinkStream, (InFlight, Option<Held>)), Unopened> {
@@ -368,11 +374,11 @@ async fn open_pinned(
     let upstream = worker.upstream_for(&endpoint);
     let in_flight = upstream.start_request();
     let whole = (begins, Wait::Whole);
-    let mut opened = open_stream(&upstream, worker, whole).await;
+    let mut opened = open_stream(&upstream, worker, whole.0, whole.1).await;
     // A link may have ended at the moment of its selection.
     if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        opened = open_stream(&upstream, worker, whole).await;
+        opened = open_stream(&upstream, worker, whole.0, whole.1).await;
     }
     Destined::Upstream(upstream)
         .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
@@ -383,15 +389,17 @@ async fn open_pinned(
 /// service's own endpoints.
 async fn by_server_name<'a>(
     worker: &Worker,
-    (config, port): (&'a ConfigSnapshot, &'a PortPlan),
-    (io, early): (&Io, &mut BytesMut),
+    config: &'a ConfigSnapshot,
+    port: &'a PortPlan,
+    io: &Io,
+    early: &mut BytesMut,
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
     // Silence indicates a protocol in which the server sends first.
     match timeout(limits.detect_timeout, sniff_connection(io, early)).await {
         Ok(Sniffed::Tls) => {}
-        Ok(_) | Err(_) => return by_share(worker, (config, port), record),
+        Ok(_) | Err(_) => return by_share(worker, config, port, record),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
@@ -400,7 +408,7 @@ async fn by_server_name<'a>(
         TlsChoice::To { rule, backend } => {
             rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            backend_port((config, port), backend, record)
+            backend_port(config, port, backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
@@ -414,7 +422,8 @@ async fn by_server_name<'a>(
 /// Routes a connection without visible requests: to the service's own endpoints, or to a backend by weight.
 fn by_share<'a>(
     worker: &Worker,
-    (config, port): (&'a ConfigSnapshot, &'a PortPlan),
+    config: &'a ConfigSnapshot,
+    port: &'a PortPlan,
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let Some(rule) = &port.tcp_rule else {
@@ -423,12 +432,13 @@ fn by_share<'a>(
     rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
-    backend_port((config, port), backend, record)
+    backend_port(config, port, backend, record)
 }
 
 /// Returns the port of a rule's backend.
 fn backend_port<'a>(
-    (config, called): (&'a ConfigSnapshot, &'a PortPlan),
+    config: &'a ConfigSnapshot,
+    called: &'a PortPlan,
     backend: &WeightedBackend,
     record: &mut Record<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
@@ -445,19 +455,21 @@ fn backend_port<'a>(
 async fn open_at(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    (begins, wait): (Sniffed, Wait),
+    begins: Sniffed,
+    wait: Wait,
 ) -> Result<Passage, Unopened> {
     if upstream.is_plain() {
         let connected = Box::pin(plain_bytes(upstream, worker, wait)).await?;
         return Ok(Passage::Plain(Box::new(connected)));
     }
-    open_stream(upstream, worker, (begins, wait)).await.map(Passage::Link)
+    open_stream(upstream, worker, begins, wait).await.map(Passage::Link)
 }
 
 async fn open_stream(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    (begins, wait): (Sniffed, Wait),
+    begins: Sniffed,
+    wait: Wait,
 ) -> Result<LinkStream, Unopened> {
     let link = match upstream.acquire(worker, None, wait).await? {
         Checkout::Link(link) => link,
@@ -506,7 +518,7 @@ pub(crate) async fn http2_tunnel(
         let mut plain = (Reader::new(near.clone()), Writer::new(near, max_wait));
         let (sent, received) = (Cell::new(0), Cell::new(0));
         let carried =
-            forward_counted(&mut plain, &stream, Towards::Link, max_wait, (&sent, &received)).await;
+            forward_counted(&mut plain, &stream, Towards::Link, max_wait, &sent, &received).await;
         if let Err(reason) = carried {
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
@@ -536,7 +548,7 @@ async fn forward_streams(
         Towards::Link => (&record.bytes_in, &record.bytes_out),
         Towards::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
-    forward_counted(ends, stream, towards, max_wait, counted).await
+    forward_counted(ends, stream, towards, max_wait, counted.0, counted.1).await
 }
 
 /// The same, with counters for the bytes to and from the stream.
@@ -545,7 +557,8 @@ async fn forward_counted(
     stream: &LinkStream,
     towards: Towards<'_>,
     max_wait: Duration,
-    (to_stream, to_plain): (&Cell<u64>, &Cell<u64>),
+    to_stream: &Cell<u64>,
+    to_plain: &Cell<u64>,
 ) -> Result<(), Reason> {
     let mut from_plain = Source::from_http1(reader, BodyLength::UntilClose);
     let mut into_stream = Sink::Link { stream, max_wait };

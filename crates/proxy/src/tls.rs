@@ -82,7 +82,8 @@ impl TlsConfigs {
     pub(crate) fn client_config(
         &self,
         credential: &Arc<Credential>,
-        (expected, offer): (SpiffeId, Offer),
+        expected: SpiffeId,
+        offer: Offer,
     ) -> Result<Arc<ClientConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
@@ -206,7 +207,8 @@ pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
 pub(crate) async fn accept_tls(
     worker: &Worker,
     half_open: &HalfOpen,
-    (credential, clients): (&Arc<Credential>, Clients),
+    credential: &Arc<Credential>,
+    clients: Clients,
     tcp: TcpStream,
 ) -> Result<Accepted, Reason> {
     let config = worker.tls.server_config(credential, clients)?;
@@ -221,7 +223,7 @@ pub(crate) async fn accept_tls(
     reset_on_drop(&hello.io);
     let tls = shake_hands(half_open, hello, config).await;
     let tls = tls.map_err(|error| handshake::failure_reason(worker, &error))?;
-    match identify_client(&tls, (credential.roots(), clients), SystemTime::now()) {
+    match identify_client(&tls, credential.roots(), clients, SystemTime::now()) {
         Ok(client) => {
             // An error means that the socket is already closed, which its first read reports.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
@@ -234,7 +236,8 @@ pub(crate) async fn accept_tls(
 /// Returns the client as the session reports it; the session may be a resumed one.
 fn identify_client(
     tls: &TlsStream<TcpStream>,
-    (roots, clients): (&Roots, Clients),
+    roots: &Roots,
+    clients: Clients,
     now: SystemTime,
 ) -> Result<Client, Reason> {
     let shown = tls.get_ref().1.peer_certificates();

@@ -34,7 +34,7 @@ pub fn to_http2_request(
     head: &RequestHead,
     place: (&str, &str, &str),
 ) -> Result<Request<()>, Reason> {
-    head::request_to(bytes, head, place)
+    head::request_to(bytes, head, place.0, place.1, place.2)
 }
 
 /// Converts the head parsed from `bytes` to an HTTP/2 response, if HTTP/2 can express it.

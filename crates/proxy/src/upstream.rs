@@ -143,7 +143,7 @@ impl Upstream {
         let wait = wait.into();
         let checked_out = if self.is_plain() {
             let spoken = connect::declared_protocol(self, worker);
-            Box::pin(connect::acquire_plaintext(self, worker, (spoken, wait))).await
+            Box::pin(connect::acquire_plaintext(self, worker, spoken, wait)).await
         } else {
             worker.shard.add(Count::CheckoutOpened, 1);
             connect::acquire_connection(self, worker, wait).await
@@ -166,7 +166,7 @@ impl Upstream {
                 worker.shard.add(Count::CheckoutReused, 1);
                 Ok(Checkout::Http2(checkout))
             }
-            None => connect::acquire_plaintext(self, worker, (Speaks::Http2, wait)).await,
+            None => connect::acquire_plaintext(self, worker, Speaks::Http2, wait).await,
         }
     }
 
@@ -540,7 +540,8 @@ impl Destined {
         &self,
         worker: &Rc<Worker>,
         timed: Option<&Timed>,
-        (found_http2, wait): (bool, impl Into<Wait>),
+        found_http2: bool,
+        wait: impl Into<Wait>,
     ) -> Result<Checkout, Reason> {
         match self {
             Self::Application(application) => application.acquire(worker).await,
@@ -568,7 +569,8 @@ impl Destined {
     pub(crate) async fn checkout_http1(
         &self,
         worker: &Rc<Worker>,
-        (timed, wait): (Option<&Timed>, Wait),
+        timed: Option<&Timed>,
+        wait: Wait,
     ) -> Result<Checkout, Reason> {
         let checked_out = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
@@ -585,7 +587,8 @@ impl Destined {
     pub(crate) async fn checkout_alone(
         &self,
         worker: &Rc<Worker>,
-        (timed, wait): (Option<&Timed>, Wait),
+        timed: Option<&Timed>,
+        wait: Wait,
     ) -> Result<Checkout, Reason> {
         let checked_out = match self {
             Self::Application(application) => application.checkout_alone(worker).await,

@@ -228,7 +228,8 @@ impl Worker {
     pub(crate) fn cluster_for(
         self: &Rc<Self>,
         traffic_policy: Option<&Arc<PortTrafficPolicy>>,
-        (plan, version): (&PortPlan, u64),
+        plan: &PortPlan,
+        version: u64,
     ) -> Option<Rc<UpstreamCluster>> {
         let traffic_policy = traffic_policy.filter(|it| it.is_watchful())?;
         let key = UpstreamCluster::policy_key(traffic_policy);

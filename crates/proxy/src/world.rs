@@ -578,7 +578,7 @@ impl ConfigSnapshot {
     /// True if a client without an identity and with this origin is allowed at a port.
     fn lets_in_unproved(&self, port: u16, origin: &Origin) -> bool {
         let is_known = self.plans.snapshot.plan.ports.iter().any(|known| known.port == port);
-        is_known && self.plans.access.visit((None, port), Some(origin.clone())).is_ok()
+        is_known && self.plans.access.visit(None, port, Some(origin.clone())).is_ok()
     }
 
     /// Returns the requested services that do not exist.

@@ -39,7 +39,7 @@ pub(crate) fn apply_hints(
         if explained.contains(&index) {
             continue;
         }
-        for note in followed_note(node, note, (&read, &mut maps_left)) {
+        for note in followed_note(node, note, &read, &mut maps_left) {
             let is_known = |known: &Note| {
                 known.field == note.field
                     && known.problem == note.problem
@@ -91,11 +91,12 @@ fn caused_by_misspelling(
 fn followed_note(
     node: &Node,
     note: Note,
-    (read, maps_left): (&impl Fn(&Node) -> Vec<Note>, &mut usize),
+    read: &impl Fn(&Node) -> Vec<Note>,
+    maps_left: &mut usize,
 ) -> Vec<Note> {
     let Some(replacement) = note.replacement.clone() else { return vec![note] };
     if let Replacement::Map { shown, candidates } = replacement {
-        return vec![with_map(node, note, (&shown, candidates), (read, maps_left))];
+        return vec![with_map(node, note, &shown, candidates, read, maps_left)];
     }
     let path = path_after(&note.field, &replacement);
     let mut changed = node.clone();
@@ -154,8 +155,10 @@ fn with_value(mut note: Note, path: &str, next: Vec<Note>) -> Vec<Note> {
 fn with_map(
     node: &Node,
     note: Note,
-    (shown, candidates): (&str, Vec<MapEntries>),
-    (read, maps_left): (&impl Fn(&Node) -> Vec<Note>, &mut usize),
+    shown: &str,
+    candidates: Vec<MapEntries>,
+    read: &impl Fn(&Node) -> Vec<Note>,
+    maps_left: &mut usize,
 ) -> Note {
     let accepted = candidates.into_iter().find(|entries| {
         let replacement =

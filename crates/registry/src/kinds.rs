@@ -430,7 +430,7 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
         Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
         Kind::ServicePolicy(kind) => {
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
-            service_policy::read((kind, version), head, spec).map(Object::ServicePolicy)
+            service_policy::read(kind, version, head, spec).map(Object::ServicePolicy)
         }
         Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
         Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),

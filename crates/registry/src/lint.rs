@@ -272,8 +272,8 @@ impl<'a> World<'a> {
         for (index, rule) in route.rules.iter().enumerate() {
             self.lint_backends(index, &rule.backends, lint);
             let own = (route.kind, &route.name.namespace, &route.parents[..]);
-            self.lint_grants(own, (index, &rule.backends), lint);
-            self.lint_mirrors(own, rule, lint);
+            self.lint_grants(own.0, own.1, own.2, index, &rule.backends, lint);
+            self.lint_mirrors(own.0, own.1, own.2, rule, lint);
         }
     }
 
@@ -285,8 +285,11 @@ impl<'a> World<'a> {
     /// Warns about backends in other namespaces without a grant.
     fn lint_grants(
         &self,
-        (kind, own, parents): (RouteKind, &Name, &[RouteParent]),
-        (rule, backends): (usize, &[WeightedBackend]),
+        kind: RouteKind,
+        own: &Name,
+        parents: &[RouteParent],
+        rule: usize,
+        backends: &[WeightedBackend],
         lint: &mut Lint<'_>,
     ) {
         for (index, backend) in backends.iter().enumerate() {
@@ -324,7 +327,9 @@ impl<'a> World<'a> {
     /// Warns about mirror services that do not exist or are not permitted.
     fn lint_mirrors(
         &self,
-        (kind, own, parents): (RouteKind, &Name, &[RouteParent]),
+        kind: RouteKind,
+        own: &Name,
+        parents: &[RouteParent],
         rule: &RouteRule,
         lint: &mut Lint<'_>,
     ) {
@@ -396,7 +401,7 @@ impl<'a> World<'a> {
             lint.add_warning(
                 format!("{field}.{}", reference.name_field),
                 format!("there is no Service {name}"),
-                suggest_name(wanted, known!(self.services.keys()), "add the Service"),
+                suggest_name(wanted.0, wanted.1, known!(self.services.keys()), "add the Service"),
             );
             return;
         };
@@ -425,7 +430,12 @@ impl<'a> World<'a> {
                     lint.add_warning(
                         format!("{field}.name"),
                         format!("there is no TCPRoute {route}, so the rule allows no request"),
-                        suggest_name(wanted, known!(self.tcp_routes.iter()), "add the TCPRoute"),
+                        suggest_name(
+                            wanted.0,
+                            wanted.1,
+                            known!(self.tcp_routes.iter()),
+                            "add the TCPRoute",
+                        ),
                     );
                 }
                 TargetRule::Tcp { .. } => {}
@@ -440,7 +450,12 @@ impl<'a> World<'a> {
                 lint.add_warning(
                     field,
                     format!("no workload runs under the account {account}"),
-                    suggest_name(wanted, known!(self.accounts.iter()), "add a Workload with it"),
+                    suggest_name(
+                        wanted.0,
+                        wanted.1,
+                        known!(self.accounts.iter()),
+                        "add a Workload with it",
+                    ),
                 );
             }
         }
@@ -458,7 +473,12 @@ impl<'a> World<'a> {
             lint.add_warning(
                 format!("{field}.name"),
                 format!("there is no HTTPRouteGroup {name}, so the rule allows no request"),
-                suggest_name(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
+                suggest_name(
+                    wanted.0,
+                    wanted.1,
+                    known!(self.groups.keys()),
+                    "add the HTTPRouteGroup",
+                ),
             );
             return;
         };

@@ -21,7 +21,7 @@ pub use form::Form;
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
     pub fn expose(&self, form: Form, out: &mut String) {
-        write(self, read_usage(std::process::id()).ok().as_ref(), (form, out));
+        write(self, read_usage(std::process::id()).ok().as_ref(), form, out);
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
@@ -33,7 +33,7 @@ impl Telemetry {
 }
 
 /// Appends all metrics.
-fn write(telemetry: &Telemetry, usage: Option<&Usage>, (form, out): (Form, &mut String)) {
+fn write(telemetry: &Telemetry, usage: Option<&Usage>, form: Form, out: &mut String) {
     let mut page = Page::new(form, out);
     telemetry.read_with(usage, &mut page);
     page.finish();

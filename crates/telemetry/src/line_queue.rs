@@ -168,7 +168,7 @@ fn write_all(shared: &Shared, mut output: impl Write) {
         state.is_writing = true;
         state.progress = Instant::now();
         drop(state);
-        let (written, lost) = write(shared, &mut output, (&lines, &mut is_torn));
+        let (written, lost) = write(shared, &mut output, &lines, &mut is_torn);
         lines.clear();
         lines.shrink_to(KEPT_BYTES_MAX);
         let mut state = shared.lock();
@@ -197,7 +197,8 @@ fn write_all(shared: &Shared, mut output: impl Write) {
 fn write(
     shared: &Shared,
     output: &mut impl Write,
-    (lines, is_torn): (&[u8], &mut bool),
+    lines: &[u8],
+    is_torn: &mut bool,
 ) -> (io::Result<()>, u64) {
     let end: &[u8] = if *is_torn { b"\n" } else { b"" };
     let (mut result, count) = write_bytes(shared, output, end);

@@ -101,8 +101,10 @@ impl Shard {
     pub fn store_exemplar(
         &self,
         series: SeriesId,
-        (trace, span): (TraceId, SpanId),
-        (duration, ended): (Duration, SystemTime),
+        trace: TraceId,
+        span: SpanId,
+        duration: Duration,
+        ended: SystemTime,
     ) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);

@@ -118,7 +118,7 @@ fn peer((access, peer): Coming) -> Coming {
 #[bench::of_10(args = (openings_by_address(10)), config = limited_to(2_014))]
 #[bench::of_10000(args = (openings_by_address(10_000)), config = limited_to(2_553))]
 fn pending_connection((access, origin): Visited) -> Visited {
-    let permit = access.visit((None, PORT), Some(black_box(origin.clone())));
+    let permit = access.visit(None, PORT, Some(black_box(origin.clone())));
     assert!(black_box(permit).is_ok());
     (access, origin)
 }
@@ -140,7 +140,7 @@ fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
 #[bench::of_10000(args = (path_limits(10_000), at_a_place(10_000)), config = limited_to(1_150))]
 fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, (&asked.request_view(), None), now).is_ok());
+    assert!(limits.admit_request(PORT, &asked.request_view(), None, now).is_ok());
     (limits, asked)
 }
 
@@ -150,7 +150,7 @@ fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
 #[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = limited_to(1_250))]
 fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, (&asked.request_view(), None), now).is_ok());
+    assert!(limits.admit_request(PORT, &asked.request_view(), None, now).is_ok());
     (limits, asked)
 }
 
@@ -161,7 +161,7 @@ fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
 fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, (&asked.request_view(), Some(caller)), now).is_ok());
+    assert!(limits.admit_request(PORT, &asked.request_view(), Some(caller), now).is_ok());
     (limits, asking)
 }
 

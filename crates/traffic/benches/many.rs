@@ -229,7 +229,7 @@ pub(crate) fn ingress_rules(rules: usize) -> Judged {
     let requests = |number| vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
     let access = compile_ingress(rules, |number| (None, Some(requests(number))));
     let origin = Origin { address: OUTSIDE.ip(), carrier: Carrier::Clear };
-    let permit = access.visit((None, PORT), Some(origin)).expect("it is open");
+    let permit = access.visit(None, PORT, Some(origin)).expect("it is open");
     (access, permit)
 }
 

@@ -98,7 +98,7 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
 fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
-    assert!(limits.admit_request(PORT, (&asked.request_view(), Some(caller)), now).is_ok());
+    assert!(limits.admit_request(PORT, &asked.request_view(), Some(caller), now).is_ok());
     (limits, asking)
 }
 

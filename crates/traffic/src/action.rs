@@ -163,7 +163,7 @@ impl CompiledActions {
         let redirect = self.redirect.as_ref()?;
         let (_, own_port) = split_authority(request.authority);
         let implied = if redirect.hostname.is_some() { Some(port) } else { own_port };
-        self.apply_redirect(redirect, request, (Scheme::Http, implied))
+        self.apply_redirect(redirect, request, Scheme::Http, implied)
     }
 
     /// Returns the redirect at a gateway port: its scheme and number are the defaults.
@@ -171,9 +171,10 @@ impl CompiledActions {
     pub fn redirection_at(
         &self,
         request: &RequestView<'_>,
-        (scheme, port): (Scheme, u16),
+        scheme: Scheme,
+        port: u16,
     ) -> Option<Redirection> {
-        self.apply_redirect(self.redirect.as_ref()?, request, (scheme, Some(port)))
+        self.apply_redirect(self.redirect.as_ref()?, request, scheme, Some(port))
     }
 
     /// `implied`: the port for rules with neither port nor scheme.
@@ -181,7 +182,8 @@ impl CompiledActions {
         &self,
         redirect: &Redirect,
         request: &RequestView<'_>,
-        (scheme, implied): (Scheme, Option<u16>),
+        scheme: Scheme,
+        implied: Option<u16>,
     ) -> Option<Redirection> {
         let (host, _) = split_authority(request.authority);
         let port = match (redirect.port, redirect.scheme) {

@@ -104,7 +104,7 @@ impl InboundAccess {
         peer: Option<&SpiffeId>,
         port: u16,
     ) -> Result<ConnectionPermit, Denial> {
-        self.visit((peer, port), None)
+        self.visit(peer, port, None)
     }
 
     /// Authorizes a connection with a known origin; ingress rules may allow clients that no other rule allows.
@@ -113,7 +113,8 @@ impl InboundAccess {
     /// As for [`Self::connection`].
     pub fn visit(
         &self,
-        (peer, port): (Option<&SpiffeId>, u16),
+        peer: Option<&SpiffeId>,
+        port: u16,
         origin: Option<Origin>,
     ) -> Result<ConnectionPermit, Denial> {
         Ok(ConnectionPermit(Arc::new(Standing {
@@ -129,7 +130,7 @@ impl InboundAccess {
     /// the application's protocol is `spoken`.
     #[must_use]
     pub fn in_clear(&self, at: (u16, Protocol), address: IpAddr) -> Option<Protocol> {
-        self.openings.in_clear(at, address)
+        self.openings.in_clear(at.0, at.1, address)
     }
 
     /// True if clients at this address need no certificate at a port.

@@ -50,7 +50,8 @@ impl PortPlan {
     #[must_use]
     pub fn policies_of_rule<'a>(
         &'a self,
-        (rule, backend): (usize, usize),
+        rule: usize,
+        backend: usize,
         behind: &'a Self,
     ) -> EffectivePolicies<'a> {
         match &self.forwarded {
@@ -96,7 +97,8 @@ impl Forwarded {
     /// Compiles the policies of all forwarding routes of a port; `None` if the port has no policies, or no rule
     /// forwards elsewhere.
     pub(crate) fn for_port(
-        (name, number): (&ServiceName, u16),
+        name: &ServiceName,
+        number: u16,
         port: &PortPlan,
         services: &BTreeMap<ServiceName, Arc<ServicePlan>>,
         before: Option<&Self>,
@@ -112,7 +114,7 @@ impl Forwarded {
             let place = known.or_else(|| {
                 let behind = services.get(service)?.ports.get(&to)?;
                 let before = before.and_then(|it| it.find_port(service, to));
-                ports.push(ForwardedPort::for_backend((service, to), called, behind, before));
+                ports.push(ForwardedPort::for_backend(service, to, called, behind, before));
                 Some(ports.len() - 1)
             })?;
             u32::try_from(place).ok()
@@ -155,7 +157,8 @@ impl Forwarded {
 
 impl ForwardedPort {
     fn for_backend(
-        (service, port): (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         called: &Arc<PortTrafficPolicy>,
         behind: &PortPlan,
         before: Option<&Self>,

@@ -144,7 +144,7 @@ impl Place {
     fn record_outcome(&self, heard: Heard, now: Duration) {
         if let Waits::Application { sent } = self.waits.replace(Waits::Nothing) {
             for bounded in self.bounded_policies() {
-                bounded.places.record_outcome(sent, (heard, now));
+                bounded.places.record_outcome(sent, heard, now);
                 bounded.places.is_heard();
             }
         }
@@ -221,12 +221,13 @@ impl Limits {
     pub fn admit_request(
         &self,
         port: u16,
-        (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
+        request: &RequestView<'_>,
+        caller: Option<&ServiceAccount>,
         now: Duration,
     ) -> Result<(), Exceeded<'_>> {
         let now = to_nanos(now);
         let mut taken = 0_usize;
-        let exceeded = self.visit(port, (request, caller), |policy, rule| {
+        let exceeded = self.visit(port, request, caller, |policy, rule| {
             match rule.take_token(rule.bucket_key(request, caller), now) {
                 Ok(()) => taken += 1,
                 Err(wait) => return Some(Exceeded::from_rule(policy, rule, wait)),
@@ -234,7 +235,7 @@ impl Limits {
             None
         });
         let Some(exceeded) = exceeded else { return Ok(()) };
-        self.visit(port, (request, caller), |_, rule| {
+        self.visit(port, request, caller, |_, rule| {
             taken = taken.checked_sub(1)?;
             rule.give_back(rule.bucket_key(request, caller));
             None::<()>
@@ -243,12 +244,8 @@ impl Limits {
     }
 
     /// Returns the tokens of a request that was [admitted](Self::admit) but not forwarded.
-    pub fn give_back(
-        &self,
-        port: u16,
-        (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
-    ) {
-        self.visit(port, (request, caller), |_, rule| {
+    pub fn give_back(&self, port: u16, request: &RequestView<'_>, caller: Option<&ServiceAccount>) {
+        self.visit(port, request, caller, |_, rule| {
             rule.give_back(rule.bucket_key(request, caller));
             None::<()>
         });
@@ -309,7 +306,7 @@ impl Limits {
         caller: Option<&ServiceAccount>,
     ) -> Vec<(&ServicePolicyName, &RateRule)> {
         let mut counting = Vec::new();
-        self.visit(port, (request, caller), |policy, rule| {
+        self.visit(port, request, caller, |policy, rule| {
             counting.push((&policy.said.policy, &rule.rule));
             None::<()>
         });
@@ -331,7 +328,8 @@ impl Limits {
     fn visit<'a, T>(
         &'a self,
         port: u16,
-        (request, caller): (&RequestView<'_>, Option<&ServiceAccount>),
+        request: &RequestView<'_>,
+        caller: Option<&ServiceAccount>,
         mut found: impl FnMut(&'a PolicyLimits, &'a CompiledRule) -> Option<T>,
     ) -> Option<T> {
         // Parsed for the first rule with request matches: a limit for all requests does not pay for it.

@@ -244,7 +244,7 @@ impl Lookup {
             }
             Some(variant) => {
                 for column in &self.columns {
-                    column.each_meant((sought, variant), &mut take);
+                    column.each_meant(sought, variant, &mut take);
                 }
                 if let Some(beginnings) = &self.beginnings {
                     let path = variant.normalized_path(sought.request.path);
@@ -331,7 +331,8 @@ impl Column {
     #[inline(never)]
     fn each_meant<'a>(
         &'a self,
-        (sought, variant): (Sought<'_>, &PathVariants),
+        sought: Sought<'_>,
+        variant: &PathVariants,
         take: &mut dyn FnMut(&'a [usize]),
     ) {
         let request = sought.request;

@@ -79,7 +79,8 @@ impl CompiledPersistence {
     /// Returns the endpoint of a port that a value identifies.
     pub(crate) fn find_endpoint<'a>(
         &self,
-        (names, endpoints): (&EndpointNames, &'a [Arc<Endpoint>]),
+        names: &EndpointNames,
+        endpoints: &'a [Arc<Endpoint>],
         shown: Shown,
     ) -> Option<&'a Arc<Endpoint>> {
         names.find_endpoint(endpoints, shown.number ^ self.salt)
@@ -91,7 +92,9 @@ impl CompiledPersistence {
         &self,
         answered: &EndpointId,
         since: Option<Duration>,
-        (now, path, is_safe): (Duration, &str, bool),
+        now: Duration,
+        path: &str,
+        is_safe: bool,
     ) -> Option<(Cow<'static, str>, String)> {
         let Self { rule, name, .. } = self;
         let began = since.unwrap_or(now);

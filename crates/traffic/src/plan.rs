@@ -127,7 +127,7 @@ fn compile_forwarded(
                 continue;
             }
             let before = before.and_then(|plan| plan.ports.get(number)?.forwarded.as_deref());
-            let forwarded = Forwarded::for_port((name, *number), port, services, before);
+            let forwarded = Forwarded::for_port(name, *number, port, services, before);
             let is_same = match (&forwarded, &port.forwarded) {
                 (None, None) => true,
                 (Some(new), Some(known)) => new.is_same(known),
@@ -211,7 +211,7 @@ impl ServicePlan {
             let old_plan = old.and_then(|old| old.ports.get(number));
             let old = old_view.zip(old_plan);
             let subject = ServicePort { service: view.name.clone(), port: *number };
-            ports.insert(*number, PortPlan::build((&subject, port), client, old)?);
+            ports.insert(*number, PortPlan::build(&subject, port, client, old)?);
         }
         let view = Arc::clone(view);
         Ok(Arc::new(Self { view, ports }))
@@ -247,7 +247,8 @@ pub struct PortPlan {
 impl PortPlan {
     /// Endpoints change more often than rules, so rules are compiled only if they changed.
     fn build(
-        (subject, view): (&ServicePort, &PortView),
+        subject: &ServicePort,
+        view: &PortView,
         (caller, retry): Client<'_>,
         old: Option<(&PortView, &Self)>,
     ) -> Result<Self, BadPattern> {

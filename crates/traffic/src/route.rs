@@ -215,7 +215,7 @@ fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRule]> {
     let mut so_far: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
         let number = so_far.entry((rule.kind, &rule.route)).or_default();
-        let compiled = CompiledRule::new((index, rule), *number);
+        let compiled = CompiledRule::new(index, rule, *number);
         *number += 1;
         compiled
     });
@@ -239,7 +239,7 @@ fn backend_actions(
 }
 
 impl CompiledRule {
-    fn new((index, rule): (usize, &RouteRule), number: usize) -> Self {
+    fn new(index: usize, rule: &RouteRule, number: usize) -> Self {
         let persistence = CompiledPersistence::from_rule(rule, number).map(Arc::new);
         let mut actions = CompiledActions::compile(&rule.actions, &rule.matches);
         if let (Some(name), Some(actions)) =

@@ -29,7 +29,8 @@ impl Stay {
     #[inline]
     pub fn for_request(
         choice: &mut RouteChoice<'_>,
-        (plans, is_well): (&Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
+        plans: &Plans,
+        is_well: impl Fn(&PortPlan, &Arc<Endpoint>) -> bool,
         request: &RequestView<'_>,
         now: impl FnOnce() -> Duration,
     ) -> Option<Box<Self>> {
@@ -37,24 +38,22 @@ impl Stay {
             return None;
         };
         let persistence = rule.persistence.as_ref()?;
-        Some(Self::from_persistence(
-            persistence,
-            (choice, rule),
-            (plans, is_well),
-            (request, now()),
-        ))
+        Some(Self::from_persistence(persistence, choice, rule, plans, is_well, request, now()))
     }
 
     fn from_persistence<'a>(
         persistence: &Arc<CompiledPersistence>,
-        (choice, rule): (&mut RouteChoice<'a>, &'a CompiledRule),
-        (plans, is_well): (&Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
-        (request, now): (&RequestView<'_>, Duration),
+        choice: &mut RouteChoice<'a>,
+        rule: &'a CompiledRule,
+        plans: &Plans,
+        is_well: impl Fn(&PortPlan, &Arc<Endpoint>) -> bool,
+        request: &RequestView<'_>,
+        now: Duration,
     ) -> Box<Self> {
         let shown = persistence.session_value(request, now);
         let found = shown.and_then(|shown| {
-            let found = |port| persistence.find_endpoint(port, shown);
-            let (index, endpoint) = endpoint_of(rule, (plans, is_well), found)?;
+            let found = |names, endpoints| persistence.find_endpoint(names, endpoints, shown);
+            let (index, endpoint) = endpoint_of(rule, plans, is_well, found)?;
             Some((index, (endpoint, shown.began)))
         });
         if let Some(kept) = found.as_ref().and_then(|(index, _)| rule.choice_at(*index)) {
@@ -91,19 +90,20 @@ impl Stay {
     ) -> Option<(Cow<'static, str>, String)> {
         let kept = self.kept.as_ref().filter(|(endpoint, _)| endpoint.id == *answered);
         let since = kept.map(|(_, since)| *since);
-        self.persistence.response_field(answered, since, (now, &self.path, is_safe))
+        self.persistence.response_field(answered, since, now, &self.path, is_safe)
     }
 }
 
 /// Returns the first backend of a rule with a matching endpoint, and the endpoint.
 fn endpoint_of<'a>(
     rule: &CompiledRule,
-    (plans, is_well): (&'a Plans, impl Fn(&PortPlan, &Arc<Endpoint>) -> bool),
-    find: impl Fn((&'a EndpointNames, &'a [Arc<Endpoint>])) -> Option<&'a Arc<Endpoint>>,
+    plans: &'a Plans,
+    is_well: impl Fn(&PortPlan, &Arc<Endpoint>) -> bool,
+    find: impl Fn(&'a EndpointNames, &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>>,
 ) -> Option<(usize, Arc<Endpoint>)> {
     rule.backends.iter().enumerate().find_map(|(index, backend)| {
         let port = plans.service(&backend.service)?.ports.get(&backend.port)?;
-        let endpoint = find((&port.names, &port.endpoints))?;
+        let endpoint = find(&port.names, &port.endpoints)?;
         is_well(port, endpoint).then(|| (index, endpoint.clone()))
     })
 }

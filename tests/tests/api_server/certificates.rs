@@ -53,8 +53,14 @@ impl Control {
             said.1,
             watch::Sender::default(),
         ));
-        let desireds = (source.external_principals(), leading);
-        tasks.spawn(keep_external_principals(client, DAY, current, desireds, outcomes));
+        tasks.spawn(keep_external_principals(
+            client,
+            DAY,
+            current,
+            source.external_principals(),
+            leading,
+            outcomes,
+        ));
         let (output, mut queue) = mpsc::channel(4);
         tasks.spawn(source.send_updates(output));
         tasks.spawn(async move { while queue.recv().await.is_some() {} });
@@ -79,7 +85,7 @@ async fn apply_cert(server: &Server, namespace: &str, name: &str, secret: &str) 
 /// Returns the reason in the status of an AccessCert, once it has the status `error`.
 async fn wait_for_error(server: &Server, namespace: &str, name: &str) -> String {
     let is_error = |object: &Value| current_status(object) == "error";
-    let object = server.wait_until((CERTS, Some(namespace), name), is_error).await;
+    let object = server.wait_until(CERTS, Some(namespace), name, is_error).await;
     object["status"]["reason"].as_str().unwrap().to_owned()
 }
 
@@ -106,7 +112,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
 
         apply_cert(&server, "shop", "batch", "batch-tls").await;
         let said = server
-            .wait_until((CERTS, Some("shop"), "batch"), |it| current_status(it) == "committed")
+            .wait_until(CERTS, Some("shop"), "batch", |it| current_status(it) == "committed")
             .await;
         let secret = server.read(SECRETS, "shop", "batch-tls").await;
         assert_eq!(secret["type"], "kubernetes.io/tls");
@@ -117,7 +123,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
 
         // Another authority signs: the certificate is replaced immediately.
         control.authority.send_replace(Arc::new(create_authority(&control.directory, "second")));
-        let again = server.wait_until((SECRETS, Some("shop"), "batch-tls"), |it| {
+        let again = server.wait_until(SECRETS, Some("shop"), "batch-tls", |it| {
             it["data"]["ca.crt"] != secret["data"]["ca.crt"]
         });
         assert_ne!(again.await["data"]["tls.key"], secret["data"]["tls.key"]);
@@ -136,12 +142,12 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
 
         // The Secret is renamed, then deleted.
         apply_cert(&server, "shop", "batch", "new-tls").await;
-        server.wait_until((SECRETS, Some("shop"), "batch-tls"), Value::is_null).await;
+        server.wait_until(SECRETS, Some("shop"), "batch-tls", Value::is_null).await;
         server
-            .wait_until((SECRETS, Some("shop"), "new-tls"), |it| it["data"]["tls.key"].is_string())
+            .wait_until(SECRETS, Some("shop"), "new-tls", |it| it["data"]["tls.key"].is_string())
             .await;
         server.delete_object(CERTS, Some("shop"), "batch").await;
-        server.wait_until((SECRETS, Some("shop"), "new-tls"), Value::is_null).await;
+        server.wait_until(SECRETS, Some("shop"), "new-tls", Value::is_null).await;
 
         // A namespace that is no longer listed loses its permission.
         withdraw_permissions(&server.admin_client().await, &[].into(), |_| ()).await.unwrap();

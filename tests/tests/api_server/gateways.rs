@@ -57,7 +57,7 @@ fn a_gateway_is_reported_said_and_made() {
         // A route references the Service only now.
         cluster.wait_until("the endpoint", |all| all.iter().any(is_endpoint)).await;
 
-        let said = server.wait_until((GATEWAY, Some("shop"), "edge"), |it| {
+        let said = server.wait_until(GATEWAY, Some("shop"), "edge", |it| {
             is_said(it, "Programmed", "Pending")
                 && it["status"]["listeners"][0]["attachedRoutes"] == 1
         });
@@ -67,7 +67,7 @@ fn a_gateway_is_reported_said_and_made() {
         let owner = &said["metadata"]["uid"];
         let budget = "policy/v1/PodDisruptionBudget";
         for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment", budget] {
-            let made = server.wait_until((kind, Some("shop"), MADE), |it| !it.is_null()).await;
+            let made = server.wait_until(kind, Some("shop"), MADE, |it| !it.is_null()).await;
             assert_eq!(&made["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
         }
         let status = json!({"availableReplicas": 1, "readyReplicas": 1, "replicas": 1});
@@ -75,18 +75,18 @@ fn a_gateway_is_reported_said_and_made() {
         let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
         server.patch_status("v1/Service", "shop", MADE, ingress).await;
         let is_served = |it: &Value| is_said(it, "Programmed", "Programmed");
-        let said = server.wait_until((GATEWAY, Some("shop"), "edge"), is_served).await;
+        let said = server.wait_until(GATEWAY, Some("shop"), "edge", is_served).await;
         assert_eq!(said["status"]["addresses"][0]["value"], "192.0.2.7");
         let generation = &said["metadata"]["generation"];
         assert_eq!(&said["status"]["conditions"][0]["observedGeneration"], generation);
 
-        let route = server.wait_until((ROUTE, Some("shop"), "web"), |it| {
+        let route = server.wait_until(ROUTE, Some("shop"), "web", |it| {
             it["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
         });
         let route = route.await;
         let parent = &route["status"]["parents"][0];
         assert_eq!(parent["controllerName"], "leno.dev/gateway-controller");
-        let class = server.wait_until((CLASS, None, "leno"), |it| {
+        let class = server.wait_until(CLASS, None, "leno", |it| {
             it["status"]["conditions"][0]["reason"] == "Accepted"
         });
         let features = class.await["status"]["supportedFeatures"].clone();
@@ -96,7 +96,7 @@ fn a_gateway_is_reported_said_and_made() {
         server.delete_object("v1/Secret", Some("shop"), "cert").await;
         cluster.wait_for_gateway("one port", |gateway| gateway.ports.len() == 1).await;
         let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
-        server.wait_until(("v1/Service", Some("shop"), MADE), one).await;
+        server.wait_until("v1/Service", Some("shop"), MADE, one).await;
         server.delete_object(GATEWAY, Some("shop"), "edge").await;
         cluster
             .wait_until("nothing of it", |all| {

@@ -154,7 +154,7 @@ async fn create_certificate(server: &Server, certificate: Value) -> Value {
         let is_ready = |it: &Value| it["type"] == "Ready" && it["status"] == "True";
         conditions.is_some_and(|all| all.iter().any(is_ready))
     };
-    server.wait_until((CERTIFICATE, Some(&namespace), &name), is_ready).await;
+    server.wait_until(CERTIFICATE, Some(&namespace), &name, is_ready).await;
     server.read(SECRET, &namespace, &secret).await
 }
 
@@ -167,13 +167,16 @@ async fn renew_certificate(server: &Server, namespace: &str, name: &str) {
     status["conditions"].as_array_mut().unwrap().push(asked);
     server.patch_status(CERTIFICATE, namespace, name, status).await;
     let is_another = |it: &Value| it["data"]["tls.crt"] != before["data"]["tls.crt"];
-    server.wait_until((SECRET, Some(namespace), name), is_another).await;
+    server.wait_until(SECRET, Some(namespace), name, is_another).await;
 }
 
 /// Returns the roots that members trust, as published in the cluster.
 async fn published_roots(server: &Server) -> String {
-    let map = ("v1/ConfigMap", Some("leno-system"), "leno-roots");
-    let output = server.wait_until(map, |it| it["data"]["roots.pem"].is_string()).await;
+    let output = server
+        .wait_until("v1/ConfigMap", Some("leno-system"), "leno-roots", |it| {
+            it["data"]["roots.pem"].is_string()
+        })
+        .await;
     output["data"]["roots.pem"].as_str().unwrap().to_owned()
 }
 
@@ -232,7 +235,7 @@ impl Mesh {
             let signer = secret_text(secret, "tls.crt");
             fs::read_to_string(&held).is_ok_and(|chain| chain.contains(signer.trim()))
         };
-        server.wait_until((SECRET, Some("leno-system"), "leno-authority"), by_it).await;
+        server.wait_until(SECRET, Some("leno-system"), "leno-authority", by_it).await;
         fs::read_to_string(&held).unwrap()
     }
 

@@ -10,7 +10,8 @@ use leno_kubernetes::install::Options;
 async fn refused_in(
     server: &Server,
     namespace: &str,
-    (kind, name): (&str, &str),
+    kind: &str,
+    name: &str,
     spec: &Value,
 ) -> String {
     for _ in 0..LOOKS_MAX {
@@ -25,7 +26,7 @@ async fn refused_in(
 }
 
 async fn rejection_message(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
-    refused_in(server, "shop", (kind, name), spec).await
+    refused_in(server, "shop", kind, name, spec).await
 }
 
 /// Creates a namespace with a label.
@@ -94,7 +95,7 @@ fn namespaces_outside_the_mesh_are_left_alone() {
         let nobody =
             json!({"backends": [{"name": "web", "port": {"number": 80, "protocol": "http"}}]});
         for name in ["ours", "osm", "fsm"] {
-            let said = refused_in(&server, name, (BACKENDS, "b"), &nobody).await;
+            let said = refused_in(&server, name, BACKENDS, "b", &nobody).await;
             assert!(said.contains("spec.sources: is empty"), "{said}");
             // The warning policy may take effect later than the rejecting one.
             let mut looks = 0..LOOKS_MAX;

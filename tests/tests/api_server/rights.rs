@@ -61,15 +61,15 @@ fn the_authority_is_made_followed_and_changed() {
             tasks.spawn(shared.run_synchronization());
         }
         let made =
-            server.wait_until((SECRETS, Some("mesh"), "leno-authority"), |it| !it.is_null()).await;
-        server.wait_until((MAPS, Some("mesh"), "leno-roots"), |it| count_roots(it) == 1).await;
+            server.wait_until(SECRETS, Some("mesh"), "leno-authority", |it| !it.is_null()).await;
+        server.wait_until(MAPS, Some("mesh"), "leno-roots", |it| count_roots(it) == 1).await;
         // A change in one replica is written to the Secret, and from there to the other replica.
         let rotation = |name| Rotation::for_authority(&directory.path().join(name), test_domain());
         rotation("one").add_root(SystemTime::now()).unwrap();
         server
-            .wait_until((SECRETS, Some("mesh"), "leno-authority"), |it| it["data"] != made["data"])
+            .wait_until(SECRETS, Some("mesh"), "leno-authority", |it| it["data"] != made["data"])
             .await;
-        server.wait_until((MAPS, Some("mesh"), "leno-roots"), |it| count_roots(it) == 2).await;
+        server.wait_until(MAPS, Some("mesh"), "leno-roots", |it| count_roots(it) == 2).await;
         let deadline = Instant::now() + MAX_WAIT;
         while rotation("two").stage() != rotation("one").stage() {
             assert!(Instant::now() < deadline, "the other replica does not follow");
@@ -108,7 +108,7 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
         let certificate = |it: &Value| it["data"]["ca.crt"].clone();
         let is_new = |it: &Value| certificate(it) != data["ca.crt"];
         let new =
-            certificate(&server.wait_until((SECRETS, Some("mesh"), "leno-webhook"), is_new).await);
+            certificate(&server.wait_until(SECRETS, Some("mesh"), "leno-webhook", is_new).await);
         let deadline = Instant::now() + MAX_WAIT;
         loop {
             let found = server.find_object(WEBHOOKS, None, INJECTOR).await.unwrap();

@@ -280,7 +280,9 @@ impl Server {
     /// Waits until an object satisfies a condition, and returns it; null while it does not exist.
     pub(crate) async fn wait_until(
         &self,
-        (kind, namespace, name): (&str, Option<&str>, &str),
+        kind: &str,
+        namespace: Option<&str>,
+        name: &str,
         is_so: impl Fn(&Value) -> bool,
     ) -> Value {
         let deadline = Instant::now() + MAX_WAIT;

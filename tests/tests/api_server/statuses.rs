@@ -130,7 +130,7 @@ fn each_kind_gets_its_status() {
             let name = format!("leno.dev/v1alpha1/{kind}");
             let namespace = (kind != "MeshConfig").then_some("shop");
             let has_conditions = |it: &Value| it["status"]["conditions"].is_array();
-            let object = server.wait_until((&name, namespace, "leno"), has_conditions).await;
+            let object = server.wait_until(&name, namespace, "leno", has_conditions).await;
             let status = &object["status"];
             let accepted = &status["conditions"][0];
             assert_eq!(accepted["type"], "Accepted", "{kind}: {status}");
@@ -203,7 +203,7 @@ async fn wait_for_event(server: &Server) -> Value {
 async fn said_of_route(server: &Server, reason: &str) -> Value {
     let is_so =
         |it: &Value| our_parent(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
-    server.wait_until((ROUTES, Some("shop"), "r"), is_so).await
+    server.wait_until(ROUTES, Some("shop"), "r", is_so).await
 }
 
 fn our_parent(route: &Value) -> Option<&Value> {

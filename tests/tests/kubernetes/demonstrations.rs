@@ -87,7 +87,7 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
         ((50, 50), &["bookstore-v1", "bookstore-v2"]),
         ((0, 100), &["bookstore-v2"]),
     ] {
-        shop.split_traffic(weights);
+        shop.split_traffic(weights.0, weights.1);
         shop.wait_for_result("bookbuyer", "200", sellers);
     }
 }
@@ -162,7 +162,7 @@ impl Bookstore {
         self.store.apply_manifests(&format!("{STORE_ROUTES}{targets}"));
     }
 
-    fn split_traffic(&self, (one, two): (u32, u32)) {
+    fn split_traffic(&self, one: u32, two: u32) {
         self.store.apply_manifests(&format!(
             "{{apiVersion: split.smi-spec.io/v1alpha2, kind: TrafficSplit, metadata: {{name: bookstore-split}}, spec: \
              {{service: bookstore.{}, backends: [{{service: bookstore-v1, weight: {one}}}, \

@@ -20,7 +20,7 @@ fn mesh_settings(mode: &str, more: &str) -> String {
     )
 }
 
-fn shop_manifests(config: &str, stock: &str, (port, listener): (u16, u16)) -> String {
+fn shop_manifests(config: &str, stock: &str, port: u16, listener: u16) -> String {
     let account = "  serviceAccount: stock\n";
     let with = server_manifest("stock", port, &[]).replace(account, &format!("{account}{stock}"));
     [config, &with, &client_manifest("web", &[], &[("stock", listener)])].concat()
@@ -31,14 +31,16 @@ impl Shop {
     fn start_strict() -> Self {
         let stock = Application::start_echo();
         let (port, listener) = (stock.port(), free_port());
-        let mesh = Mesh::up(&shop_manifests(&mesh_settings("deny", ""), "", (port, listener)));
+        let mesh = Mesh::up(&shop_manifests(&mesh_settings("deny", ""), "", port, listener));
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
     /// Rewrites the manifests: the mesh settings, and further fields of `stock-1`.
     fn rewrite_manifests(&self, config: &str, stock: &str) {
-        let ports = (self.stock.port(), self.listener.port());
-        self.mesh.write("mesh.yaml", &shop_manifests(config, stock, ports));
+        self.mesh.write(
+            "mesh.yaml",
+            &shop_manifests(config, stock, self.stock.port(), self.listener.port()),
+        );
     }
 
     /// Waits until a GET of this path has this status and reason, from the application or a sidecar.
@@ -141,7 +143,7 @@ spec:
 fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
     let stock = Application::start_echo();
     let listener = free_port();
-    let tcp = server_of("stock", (stock.port(), "TCP"), &[]);
+    let tcp = server_of("stock", stock.port(), "TCP", &[]);
     let mesh =
         [mesh_settings("allow", ""), tcp, client_manifest("web", &[], &[("stock", listener)])]
             .concat();

@@ -47,7 +47,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
     let manifests = [
         mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
-        server_of("authorizer", (port, "GRPC"), &command),
+        server_of("authorizer", port, "GRPC", &command),
         client_manifest("web", &[], &[("stock", listener)]),
         authorization_manifest("inside", "service: {name: authorizer, port: 9080}"),
     ];

@@ -186,7 +186,7 @@ impl Pods {
         run_ip(&["link", "set", &bridge, "up"]);
         let places = [(CLIENT, "client"), (SERVER, "server"), (EXTERNAL_CLIENT, "outsider")];
         let namespaces =
-            places.map(|(host, what)| connected_namespace(&bridge, (subnet, host), what));
+            places.map(|(host, what)| connected_namespace(&bridge, subnet, host, what));
         let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
         let control = ControlPlane::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
         let directory = tempfile::tempdir().unwrap();
@@ -264,7 +264,7 @@ impl Pods {
         }
     }
 
-    fn wait_for_response(&self, (from, host, port): (u32, u32, u16), answer: &str) {
+    fn wait_for_response(&self, from: u32, host: u32, port: u16, answer: &str) {
         let what = format!("{host}:{port} says {answer} to {from}");
         eventually(&what, Duration::from_secs(30), || {
             Some(()).filter(|()| self.request_from(from, host, port) == answer)
@@ -281,7 +281,7 @@ impl Drop for Pods {
 }
 
 /// Returns a namespace with an address on the bridge.
-fn connected_namespace(bridge: &str, (subnet, host): (u32, u32), what: &str) -> Namespace {
+fn connected_namespace(bridge: &str, subnet: u32, host: u32, what: &str) -> Namespace {
     let namespace = Namespace::new(what);
     let outer = format!("{bridge}-{host}");
     run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
@@ -320,12 +320,12 @@ fn pods_reach_each_other_by_address_and_what_is_outside() {
     pods.start_sidecar(CLIENT, "client");
     pods.start_sidecar(SERVER, "server");
     // Mutual TLS to the workload; its application listens on the Pod's address.
-    pods.wait_for_response((CLIENT, SERVER, 8080), "200");
+    pods.wait_for_response(CLIENT, SERVER, 8080, "200");
     // An unmeshed client is rejected, and reachable as before.
-    pods.wait_for_response((EXTERNAL_CLIENT, SERVER, 8080), "reset");
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "200");
+    pods.wait_for_response(EXTERNAL_CLIENT, SERVER, 8080, "reset");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
     // A Pod reaches itself without its sidecar.
-    pods.wait_for_response((SERVER, SERVER, 8080), "200");
+    pods.wait_for_response(SERVER, SERVER, 8080, "200");
     // The sidecar's listeners for redirected traffic forward no direct connections.
     for port in [15_001, 15_003] {
         assert_ne!(pods.request_from(EXTERNAL_CLIENT, SERVER, port), "200");
@@ -337,7 +337,7 @@ metadata: {name: mesh}
 spec: {egress: deny, mtls: permissive}
 ";
     pods.control.write("settings.yaml", settings);
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "reset");
-    pods.wait_for_response((EXTERNAL_CLIENT, SERVER, 8080), "200");
-    pods.wait_for_response((CLIENT, SERVER, 8080), "200");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
+    pods.wait_for_response(EXTERNAL_CLIENT, SERVER, 8080, "200");
+    pods.wait_for_response(CLIENT, SERVER, 8080, "200");
 }

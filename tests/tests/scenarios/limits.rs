@@ -117,7 +117,7 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
-        server_of("stock", (stock.port(), "TCP"), &[]),
+        server_of("stock", stock.port(), "TCP", &[]),
         client_manifest("web", &[], &[("stock", listener)]),
         rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, per: 1h}"),
     ];

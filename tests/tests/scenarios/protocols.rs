@@ -29,7 +29,7 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
     let names = ["http", "http2", "grpc", "undeclared"];
     let mut manifests = mesh_config("deny");
     for (name, protocol) in names.iter().zip(protocols) {
-        manifests += &server_of(name, (application.port(), protocol), &[]);
+        manifests += &server_of(name, application.port(), protocol, &[]);
     }
     let pairs: Vec<_> = names.into_iter().zip(listeners).collect();
     manifests += &client_manifest("web", &[], &pairs);
@@ -59,7 +59,7 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
 fn start_pair(port: u16, protocol: &str) -> (Mesh, u16) {
     let listener = free_port();
     let manifests = mesh_config("allow")
-        + &server_of("app", (port, protocol), &[])
+        + &server_of("app", port, protocol, &[])
         + &client_manifest("web", &[], &[("app", listener)]);
     (Mesh::up(&manifests), listener)
 }

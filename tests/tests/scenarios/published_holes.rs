@@ -391,7 +391,7 @@ impl TcpShop {
         let listener = free_port();
         let manifests = [
             mesh_config("deny"),
-            server_of("stock", (stock.port(), "TCP"), &[]),
+            server_of("stock", stock.port(), "TCP", &[]),
             client_manifest("web", &[], &[("stock", listener)]),
         ];
         let mesh = Mesh::up(&manifests.concat());

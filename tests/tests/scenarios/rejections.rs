@@ -38,7 +38,8 @@ enum By {
 fn http_case(
     service: &'static str,
     manifests: String,
-    (reason, decided): (&'static str, &str),
+    reason: &'static str,
+    decided: &str,
 ) -> Case {
     let (protocol, by, decided) = ("HTTP", By::Server, decided.to_owned());
     Case { service, protocol, manifests, reason, decided, by, held: false }
@@ -50,7 +51,7 @@ fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static st
         "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: of-{service}, namespace: shop}}\n\
          spec:\n  {spec}\n"
     );
-    http_case(service, object, (reason, &format!("{kind} shop/of-{service}")))
+    http_case(service, object, reason, &format!("{kind} shop/of-{service}"))
 }
 
 /// Returns an object that is attached to the service.
@@ -114,9 +115,9 @@ fn by_clients() -> Vec<Case> {
     let cases = vec![
         attached_case("FaultInjection", "fault", abort, "fault-injected"),
         Case { held: true, ..full },
-        http_case("route", route_manifest("route", &[other]), ("no-route", "HTTPRoute shop/route")),
-        http_case("empty", String::new(), ("no-endpoint", "")),
-        Case { protocol: LARGE, ..http_case("cookies", String::new(), ("head-too-large", "")) },
+        http_case("route", route_manifest("route", &[other]), "no-route", "HTTPRoute shop/route"),
+        http_case("empty", String::new(), "no-endpoint", ""),
+        Case { protocol: LARGE, ..http_case("cookies", String::new(), "head-too-large", "") },
     ];
     cases.into_iter().map(|case| Case { by: By::Client, ..case }).collect()
 }
@@ -126,21 +127,22 @@ fn strict_cases() -> Vec<Case> {
     let none = |service, protocol| Case {
         protocol,
         by: By::Client,
-        ..http_case(service, String::new(), ("denied-outbound", ""))
+        ..http_case(service, String::new(), "denied-outbound", "")
     };
     vec![
-        http_case("path", read("path"), ("no-policy-route", "TrafficTarget shop/web-to-path")),
+        http_case("path", read("path"), "no-policy-route", "TrafficTarget shop/web-to-path"),
         Case {
             protocol: "HTTP2",
             ..http_case(
                 "path2",
                 read("path2"),
-                ("no-policy-route", "TrafficTarget shop/web-to-path2"),
+                "no-policy-route",
+                "TrafficTarget shop/web-to-path2",
             )
         },
         Case {
             protocol: "GRPC",
-            ..http_case("call", read("call"), ("no-policy-route", "TrafficTarget shop/web-to-call"))
+            ..http_case("call", read("call"), "no-policy-route", "TrafficTarget shop/web-to-call")
         },
         none("nobody", "HTTP"),
         none("opaque", "TCP"),
@@ -189,7 +191,7 @@ impl Shop {
                 name => {
                     let is_own = [ALONE, LARGE].contains(&case.protocol);
                     let declared = if is_own { "HTTP" } else { case.protocol };
-                    server_of(name, (application.port(), declared), &[])
+                    server_of(name, application.port(), declared, &[])
                 }
             };
             manifests += &case.manifests;
@@ -382,7 +384,7 @@ fn a_denial_in_strict_mode_is_a_failure_with_its_reason_in_every_view() {
 
 #[test]
 fn errors_of_the_application_itself_are_not_those_of_the_mesh() {
-    let own = http_case("own", String::new(), ("denied", ""));
+    let own = http_case("own", String::new(), "denied", "");
     let shop = Shop::start_shop("allow", &[own]);
     let codes = [("403", "4xx"), ("404", "4xx"), ("429", "4xx"), ("500", "5xx")];
     for (status, _) in codes {
@@ -422,7 +424,7 @@ fn streams_that_stay_open_have_a_rate() {
 
 /// Checks that connections that begin with these bytes, and stay open, have a rate.
 fn have_a_rate(protocol: &'static str, request: &str) {
-    let long = Case { protocol, ..http_case("long", String::new(), ("", "")) };
+    let long = Case { protocol, ..http_case("long", String::new(), "", "") };
     let shop = Shop::start_shop("allow", &[long]);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.listeners[0]));
     let connect = |_| {

@@ -40,7 +40,7 @@ impl Shop {
             &[("stock.shop", listeners[0]), ("stock-v3.shop", listeners[1])],
         );
         for (name, application) in SERVICES.iter().zip(&applications) {
-            manifests += &server_of(name, (application.port(), protocol), &[]);
+            manifests += &server_of(name, application.port(), protocol, &[]);
             manifests += &match protocol {
                 "TCP" => allowed_tcp("user", name),
                 _ => allowed_http("user", name, "/.*"),

@@ -118,7 +118,7 @@ fn claims_with(name: &str, value: Value) -> Value {
 }
 
 /// Returns a mesh that denies by default, in which tokens with a group have access to `stock`.
-fn strict_manifests((port, listener): (u16, u16), jwks: &str) -> String {
+fn strict_manifests(port: u16, listener: u16, jwks: &str) -> String {
     let rules = format!(
         "---
 apiVersion: leno.dev/v1alpha1
@@ -182,7 +182,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
         format!("{{url: \"https://localhost:{}/keys.json\", refreshInterval: 1s}}", issuer.port);
     let roots = issuer.path_text("roots.pem");
     let mesh =
-        Mesh::up_with(&strict_manifests((stock.port(), listener), &jwks), &["--jwks-ca", &roots]);
+        Mesh::up_with(&strict_manifests(stock.port(), listener, &jwks), &["--jwks-ca", &roots]);
     let good = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
     let early = wait_for_status(
         listener,
@@ -242,7 +242,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
 fn keys_in_a_file_beside_the_rule_are_watched() {
     let (issuer, stock, listener) = (Issuer::new(), start_stock(), free_port());
     issuer.make_key("one");
-    let mesh = Mesh::up(&strict_manifests((stock.port(), listener), "{file: keys.jwks}"));
+    let mesh = Mesh::up(&strict_manifests(stock.port(), listener, "{file: keys.jwks}"));
     let good = issuer.sign_token("one", &valid_claims(&["writers"]));
     wait_for_status(listener, &good, 401, "the keys of the token's issuer are not available yet");
     mesh.write("keys.jwks", &issuer.key_set(&["one"]));
@@ -268,7 +268,7 @@ fn keys_are_read_only_where_the_operator_permits() {
         let jwks =
             format!("{{url: \"http://{host}:{}/keys.json\", refreshInterval: 1s}}", issuer.port());
         let mesh = Mesh::up_with(
-            &strict_manifests((stock.port(), listener), &jwks),
+            &strict_manifests(stock.port(), listener, &jwks),
             &["--jwks-allow", "10.0.0.0/8"],
         );
         eventually("the rule says what is wrong", MAX_WAIT, || {
@@ -278,7 +278,7 @@ fn keys_are_read_only_where_the_operator_permits() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
     let mesh = Mesh::up_with(
-        &strict_manifests((stock.port(), listener), "{file: keys.jwks}"),
+        &strict_manifests(stock.port(), listener, "{file: keys.jwks}"),
         &["--jwks-files", folder],
     );
     eventually("the rule says what is wrong", MAX_WAIT, || {

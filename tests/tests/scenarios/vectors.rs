@@ -76,7 +76,7 @@ fn wire_request(request: &Value) -> String {
 fn access_is_as_its_vectors_say() {
     let (stock, bytes) = (Application::start_echo(), Application::start_echo());
     let listeners = [free_port(), free_port(), free_port(), free_port()];
-    let mesh = Mesh::up(&shop_manifests((stock.port(), bytes.port()), listeners));
+    let mesh = Mesh::up(&shop_manifests(stock.port(), bytes.port(), listeners));
     for name in ACCESS {
         let group = find_group("access/access.json", name);
         let config = json!({
@@ -102,7 +102,7 @@ fn access_is_as_its_vectors_say() {
 }
 
 /// Returns a server with an HTTP and a TCP port, and two clients with outbound listeners for both.
-fn shop_manifests((web, db): (u16, u16), listeners: [u16; 4]) -> String {
+fn shop_manifests(web: u16, db: u16, listeners: [u16; 4]) -> String {
     let client = |name: &str, listeners: &[u16]| {
         format!(
             "---

@@ -15,7 +15,8 @@ use crate::output;
 /// # Errors
 /// If a process has ended, or the timeout expires.
 pub(super) async fn until_answered(
-    (address, path): (SocketAddr, &str),
+    address: SocketAddr,
+    path: &str,
     max_wait: Duration,
     mut alive: impl FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
@@ -48,7 +49,7 @@ mod tests {
         let address = taken.local_addr().unwrap();
         drop(taken);
         let wait = |max_wait, alive: fn() -> anyhow::Result<()>| {
-            until_answered((address, "/"), max_wait, alive)
+            until_answered(address, "/", max_wait, alive)
         };
         let error = wait(Duration::ZERO, || Ok(())).await.unwrap_err().to_string();
         assert!(error.contains("it does not become ready"), "{error}");

@@ -192,7 +192,7 @@ fn start_floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
     let to = place.ports.port_for("backend")?.to_string();
     let mut running = Running::default();
     let arguments = ["bench", "floor", "--port", &port, "--to", &to].map(str::to_owned);
-    running.start_leno(place, Part::Proxy, "forwarder", (arguments.to_vec(), Vec::new()))?;
+    running.start_leno(place, Part::Proxy, "forwarder", arguments.to_vec(), Vec::new())?;
     Ok(running)
 }
 

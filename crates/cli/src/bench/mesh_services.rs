@@ -67,8 +67,8 @@ async fn run(
     ])?;
     let control =
         Child::start(&control.with_cores(rig.proxy_cores.as_ref()), &dir.join("control.log"))?;
-    let server = start_sidecar(rig, dir, (ports, address), "server").await?;
-    let client = start_sidecar(rig, dir, (ports, address), "client").await?;
+    let server = start_sidecar(rig, dir, ports, address, "server").await?;
+    let client = start_sidecar(rig, dir, ports, address, "client").await?;
     for number in 0..USED.min(services) {
         let listener = ports.address_for(&format!("listener-{number}"))?;
         let until = Instant::now() + MAX_WAIT;
@@ -99,7 +99,8 @@ async fn run(
 async fn start_sidecar(
     rig: &Rig,
     dir: &Path,
-    (ports, control): (&mut Ports<'_>, SocketAddr),
+    ports: &mut Ports<'_>,
+    control: SocketAddr,
     name: &str,
 ) -> anyhow::Result<Child> {
     let mesh = Mesh::from_data(&dir.join("data"));

@@ -70,7 +70,7 @@ impl Runner {
                 able.iter().filter_map(|index| contenders.get(*index)).collect();
             self.assign_cores(case, &mut results.notes);
             let trials =
-                self.measure_case(case, &contenders, (&mut chance, &mut progress), &mut results);
+                self.measure_case(case, &contenders, &mut chance, &mut progress, &mut results);
             let trials = trials.await;
             results.cases.push(self.put_together(case, trials));
         }
@@ -149,7 +149,8 @@ impl Runner {
         &self,
         case: &Case,
         contenders: &[&Contender],
-        (chance, progress): (&mut Chance, &mut Progress),
+        chance: &mut Chance,
+        progress: &mut Progress,
         results: &mut Results,
     ) -> BTreeMap<String, Vec<Trial>> {
         let mut trials: BTreeMap<String, Vec<Trial>> = BTreeMap::new();

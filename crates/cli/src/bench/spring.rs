@@ -43,7 +43,7 @@ pub(super) async fn start(
     };
     let address = ports.address_for("registry")?;
     let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
-    let answered = until_answered((address, "/eureka/apps"), START_MAX_WAIT, || {
+    let answered = until_answered(address, "/eureka/apps", START_MAX_WAIT, || {
         registry.try_exit_status().map_or(Ok(()), |status| bail!("it exited, {status}"))
     });
     let answered = answered.await;

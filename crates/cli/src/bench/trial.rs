@@ -137,7 +137,7 @@ pub(super) async fn run(
     let mut running = contender.start(&mut place).await?;
     let mut applications = Applications::start(rig, case, &mut ports, dir).await?;
     let measured =
-        measure_trial((cast, timing, dir), &mut ports, &mut running, &mut applications).await;
+        measure_trial(cast, timing, dir, &mut ports, &mut running, &mut applications).await;
     let configured = running.process_configurations().to_vec();
     let words = match &measured {
         Ok(_) => String::new(),
@@ -149,7 +149,9 @@ pub(super) async fn run(
 }
 
 async fn measure_trial(
-    (cast, timing, dir): (Cast<'_>, Timing, &Path),
+    cast: Cast<'_>,
+    timing: Timing,
+    dir: &Path,
     ports: &mut Ports<'_>,
     running: &mut Running,
     applications: &mut Applications,
@@ -159,7 +161,7 @@ async fn measure_trial(
     for (role, path) in &case.targets {
         let address = ports.address_for(role)?;
         let alive = || running.check_alive().and_then(|()| applications.check_alive());
-        until_answered((address, path), case.app.max_wait(), alive).await?;
+        until_answered(address, path, case.app.max_wait(), alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE).await;

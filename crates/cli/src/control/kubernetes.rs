@@ -162,13 +162,13 @@ pub(super) async fn start(
         .with_grants(args.secret_grants(), became)
         .with_unwritten(failed);
     let (facts_of_sidecars, of_sidecars) = watch::channel(Arc::default());
-    let writing = (&client, args, &stopped, of_sidecars.clone());
-    let leading = write_statuses(writing, &source, unwritten, &mut tasks);
+    let written = of_sidecars.clone();
+    let leading = write_statuses(&client, args, &stopped, written, &source, unwritten, &mut tasks);
     let mut progress = source.subscribe_progress();
     let choices =
         Choices { exclusions: source.subscribe_exclusions(), floor: source.subscribe_floor() };
-    let external_principals = (source.external_principals(), leading.clone());
-    let lifetime = config.certificate_lifetime;
+    let principals = source.external_principals();
+    let (lifetime, leader) = (config.certificate_lifetime, leading.clone());
     let gateways =
         args.gateways.then(|| Gateways { desired: source.subscribe_gateways(), leading });
     tasks.spawn(with_task_name("the watch of the API server", source.send_updates(facts)));
@@ -197,23 +197,22 @@ pub(super) async fn start(
     config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
-    tasks.spawn(with_task_name(
-        "the watch of the API server",
-        forward_updates(first, updates, again),
-    ));
+    let forwarding = forward_updates(first, updates, again);
+    tasks.spawn(with_task_name("the watch of the API server", forwarding));
     let control = check_started(Control::start_fed(config, fed).await)?;
     let (asking, authority) = (client.clone(), control.watch_authority());
     let keeping =
-        keep_external_principals(asking, lifetime, authority, external_principals, outcomes);
+        keep_external_principals(asking, lifetime, authority, principals, leader, outcomes);
     tasks.spawn(with_task_name("the controller of AccessCerts", keeping));
-    write_facts(&client, args, (&control, facts_of_sidecars, of_sidecars), &mut tasks);
+    write_facts(&client, args, &control, facts_of_sidecars, of_sidecars, &mut tasks);
 
     if args.webhook.is_some() || args.image.is_some() {
         let settings = injection_settings(&client, args, &control).await?;
         let serving = inject_sidecars(
             client,
             settings,
-            (control.watch_authority(), choices),
+            control.watch_authority(),
+            choices,
             args.listen_options().map(|listen| (listen, stopped)),
             gateways,
         );
@@ -231,7 +230,7 @@ fn discover_peers(
 ) -> watch::Receiver<BTreeSet<SocketAddr>> {
     let (found, peers) = watch::channel(BTreeSet::new());
     tasks.spawn(with_task_name("the discovery of other control planes", async move {
-        peers::follow_peers(client, &namespace, own, found).await;
+        peers::follow_peers(client, &namespace, own.0, own.1, found).await;
     }));
     peers
 }
@@ -245,12 +244,10 @@ fn ending_tasks(args: &ClusterArgs) -> Vec<&'static str> {
 
 /// Starts the tasks that write statuses while this control plane holds the lease, which the receiver reports.
 fn write_statuses(
-    (client, args, stopped, facts): (
-        &Client,
-        &ClusterArgs,
-        &watch::Receiver<bool>,
-        watch::Receiver<Arc<SidecarFacts>>,
-    ),
+    client: &Client,
+    args: &ClusterArgs,
+    stopped: &watch::Receiver<bool>,
+    facts: watch::Receiver<Arc<SidecarFacts>>,
     source: &Source,
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
     tasks: &mut JoinSet<&'static str>,
@@ -275,11 +272,9 @@ fn write_statuses(
 fn write_facts(
     client: &Client,
     args: &ClusterArgs,
-    (control, known, written): (
-        &Control,
-        watch::Sender<Arc<SidecarFacts>>,
-        watch::Receiver<Arc<SidecarFacts>>,
-    ),
+    control: &Control,
+    known: watch::Sender<Arc<SidecarFacts>>,
+    written: watch::Receiver<Arc<SidecarFacts>>,
     tasks: &mut JoinSet<&'static str>,
 ) {
     let mut facts = control.sidecar_facts();
@@ -352,7 +347,8 @@ struct Choices {
 async fn inject_sidecars(
     client: Client,
     mut settings: Settings,
-    (mut authority, mut choices): (watch::Receiver<Arc<Authority>>, Choices),
+    mut authority: watch::Receiver<Arc<Authority>>,
+    mut choices: Choices,
     webhook: Option<(ListenOptions, watch::Receiver<bool>)>,
     gateways: Option<Gateways>,
 ) {

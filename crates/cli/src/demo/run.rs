@@ -117,7 +117,7 @@ impl DemoArgs {
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let control_ended = mesh.control_ended();
         let outcome = tokio::select! {
-            outcome = self.run_to_the_end(&mut mesh, (ports, &hint), stop) => outcome,
+            outcome = self.run_to_the_end(&mut mesh, ports, &hint, stop) => outcome,
             ended = control_ended => Err(ended.into()),
         };
         self.print_progress("stopping");
@@ -137,7 +137,8 @@ impl DemoArgs {
     async fn run_to_the_end(
         &self,
         mesh: &mut LocalMesh,
-        (ports, hint): (Ports, &str),
+        ports: Ports,
+        hint: &str,
         stop: impl Future<Output = ()>,
     ) -> anyhow::Result<DemoReport> {
         tokio::pin!(stop);

@@ -34,10 +34,7 @@ struct ReachedEndpoint {
 impl Reached {
     /// Has a sidecar connect to the endpoints. Returns `None` if it cannot, such as a sidecar of an older
     /// release.
-    pub(super) async fn query_sidecar(
-        mesh: &Mesh,
-        (workload, service): (&str, &str),
-    ) -> Option<Self> {
+    pub(super) async fn query_sidecar(mesh: &Mesh, workload: &str, service: &str) -> Option<Self> {
         let page =
             mesh.sidecar_page(workload, &format!("/connectivity?service={service}")).await.ok()?;
         serde_json::from_str(&page).ok()

@@ -102,7 +102,8 @@ impl Step {
     }
 
     fn from_verdict(
-        (name, verdict): (&'static str, Verdict),
+        name: &'static str,
+        verdict: Verdict,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
@@ -114,7 +115,7 @@ impl Step {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict((name, Verdict::Problem), message, hint)
+        Self::from_verdict(name, Verdict::Problem, message, hint)
     }
 
     pub(super) fn notice(
@@ -122,7 +123,7 @@ impl Step {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict((name, Verdict::Notice), message, hint)
+        Self::from_verdict(name, Verdict::Notice, message, hint)
     }
 
     /// Replaces `leno explain request` in the hint with the complete command.
@@ -394,7 +395,7 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
     };
     let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
     let message = format!("{shown} of {requests} succeed{why}");
-    Step::from_verdict(("requests", verdict), message, hint)
+    Step::from_verdict("requests", verdict, message, hint)
 }
 
 /// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
@@ -422,7 +423,8 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
     let hint = format!("{hint} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
     Step::from_verdict(
-        ("requests", verdict),
+        "requests",
+        verdict,
         rejection_text::describe_rejection(rejection, objects),
         hint,
     )

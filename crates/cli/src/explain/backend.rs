@@ -14,7 +14,8 @@ use super::traffic_policy::{Treated, describe_fault, list_policies};
 /// Decides for a backend of a rule. The backend is addressed directly: its own routes do not apply. `called` is
 /// the port that the rule is attached to, `total` the sum of the weights.
 pub(super) fn decided_backend(
-    (plans, called): (&Plans, &PortPlan),
+    plans: &Plans,
+    called: &PortPlan,
     backend: &WeightedBackend,
     total: u64,
     request: Option<&RequestView<'_>>,
@@ -23,7 +24,7 @@ pub(super) fn decided_backend(
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
     let policies = port.map(|port| called.policies_to(&backend.service, backend.port, port));
-    with_port(backend, share, port.zip(policies), (&plans.snapshot.plan, request))
+    with_port(backend, share, port.zip(policies), &plans.snapshot.plan, request)
 }
 
 /// Decides for a port that gets this share of the requests under these policies.
@@ -31,7 +32,8 @@ pub(super) fn with_port(
     backend: &WeightedBackend,
     share: f64,
     way: Option<(&PortPlan, EffectivePolicies<'_>)>,
-    (caller, request): (&WorkloadPlan, Option<&RequestView<'_>>),
+    caller: &WorkloadPlan,
+    request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
     let port = way.map(|(port, _)| port);
     let tags = port.and_then(|port| port.tags.as_deref());
@@ -67,7 +69,7 @@ pub(super) fn with_port(
         status = abort.response.status;
     }
     let mut treated =
-        way.map(|way| reported_traffic_policy(way, caller, request)).unwrap_or_default();
+        way.map(|way| reported_traffic_policy(way.0, way.1, caller, request)).unwrap_or_default();
     treated.extend(fault.map(|(faults, rule)| describe_fault(faults.policy(), rule)));
     DecidedBackend {
         service: backend.service.clone(),
@@ -88,7 +90,8 @@ pub(super) fn with_port(
 
 /// Describes the policies for a request to a port, or for an opaque connection.
 fn reported_traffic_policy(
-    (port, (traffic_policy, places)): (&PortPlan, EffectivePolicies<'_>),
+    port: &PortPlan,
+    (traffic_policy, places): EffectivePolicies<'_>,
     caller: &WorkloadPlan,
     request: Option<&RequestView<'_>>,
 ) -> Vec<Treated> {

@@ -253,13 +253,13 @@ impl Decision {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
-                decided.access = check_access(&snapshot, &peer, question, way)?;
+                decided.access = check_access(&snapshot, &peer, question, way.0, way.1)?;
                 decided.ingress_rules = ingress_rules(&snapshot, way.0);
                 match decided.access.rejection_reason() {
                     None => {
-                        decided.is_by_token = is_by_token(&snapshot, question, way)?;
-                        decided.limits = rate_limits(&snapshot, &peer, question, way)?;
-                        decided.marks = lane_marks(&snapshot, question, way)?;
+                        decided.is_by_token = is_by_token(&snapshot, question, way.0, way.1)?;
+                        decided.limits = rate_limits(&snapshot, &peer, question, way.0, way.1)?;
+                        decided.marks = lane_marks(&snapshot, question, way.0, way.1)?;
                     }
                     Some(Reason::TokenMissing) => {
                         decided.limits = token_checks(&snapshot, question, way.0)?;
@@ -304,7 +304,7 @@ impl Decision {
                 tags.map(|tags| DecidedTags::for_request(tags, Some(&view), &port.endpoints));
             tags.is_none_or(|tags| tags.is_selected(endpoint))
         };
-        let stay = Stay::for_request(&mut choice, (plans, is_left), &view, now);
+        let stay = Stay::for_request(&mut choice, plans, is_left, &view, now);
         self.kept = stay.and_then(|stay| stay.session_endpoint().cloned());
         self.retry = retry_policy(&port.routes, choice);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
@@ -351,9 +351,9 @@ impl Decision {
         }
         if let Some((backend, _)) = kept {
             let backend = WeightedBackend { weight: 1, ..backend.clone() };
-            return Ok(vec![decided_backend((plans, port), &backend, 1, Some(&view))]);
+            return Ok(vec![decided_backend(plans, port, &backend, 1, Some(&view))]);
         }
-        self.rule_backends(objects, (plans, port), question.target.port, Some(&view))
+        self.rule_backends(objects, plans, port, question.target.port, Some(&view))
     }
 
     /// Returns the backends of the rule for opaque connections, or the service itself.
@@ -368,14 +368,15 @@ impl Decision {
             return Ok(vec![self.service_backend(question, port, (&plans.snapshot.plan, None))?]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
-        self.rule_backends(objects, (plans, port), question.target.port, None)
+        self.rule_backends(objects, plans, port, question.target.port, None)
     }
 
     /// Returns the backends of the rule that decided, including those that no grant permits.
     fn rule_backends(
         &self,
         objects: &[Object],
-        (plans, called): (&Plans, &PortPlan),
+        plans: &Plans,
+        called: &PortPlan,
         port: u16,
         request: Option<&RequestView<'_>>,
     ) -> Result<Vec<DecidedBackend>, Reason> {
@@ -388,7 +389,7 @@ impl Decision {
         }
         let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
         let mut decided: Vec<DecidedBackend> = backends
-            .map(|backend| decided_backend((plans, called), backend, total, request))
+            .map(|backend| decided_backend(plans, called, backend, total, request))
             .collect();
         if rule.actions.ungranted_weight > 0 {
             let written = declared_backends(objects, route, port);
@@ -397,7 +398,7 @@ impl Decision {
                 let share = f64::from(backend.weight) / total as f64;
                 DecidedBackend {
                     ungranted: true,
-                    ..with_port(backend, share, None, (&plans.snapshot.plan, None))
+                    ..with_port(backend, share, None, &plans.snapshot.plan, None)
                 }
             }));
         }
@@ -414,7 +415,7 @@ impl Decision {
         // A port was found, so the service is set. No panic: the control plane runs this code too.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
         let backend = WeightedBackend::new(service, question.target.port, 1);
-        Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), asked))
+        Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), asked.0, asked.1))
     }
 
     /// True if the client's sidecar answers without an error.

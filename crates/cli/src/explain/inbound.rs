@@ -20,7 +20,8 @@ pub(super) fn check_access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     question: &Question,
-    (port, opaque): (u16, bool),
+    port: u16,
+    opaque: bool,
 ) -> anyhow::Result<EndpointAccess> {
     let plan = &snapshot.plan;
     let access = InboundAccess::from_config(plan)?;
@@ -76,7 +77,8 @@ fn missing_token(
 pub(super) fn is_by_token(
     snapshot: &Snapshot,
     question: &Question,
-    (port, opaque): (u16, bool),
+    port: u16,
+    opaque: bool,
 ) -> anyhow::Result<bool> {
     let guards = Guards::build(&snapshot.plan)?.filter(|_| !opaque);
     let fields = question.request_headers();
@@ -131,7 +133,8 @@ pub(super) fn rate_limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     question: &Question,
-    (port, opaque): (u16, bool),
+    port: u16,
+    opaque: bool,
 ) -> anyhow::Result<Vec<Treated>> {
     let limits = Limits::build(&snapshot.plan.limits, None)?;
     if opaque {
@@ -164,7 +167,8 @@ pub(super) fn rate_limits(
 pub(super) fn lane_marks(
     snapshot: &Snapshot,
     question: &Question,
-    (port, opaque): (u16, bool),
+    port: u16,
+    opaque: bool,
 ) -> anyhow::Result<Vec<String>> {
     if opaque {
         return Ok(Vec::new());

@@ -106,13 +106,13 @@ impl Seen {
             for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
                 let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
                 let behind = format!("{workload} of {service} port {}", place.1);
-                let is_ready = self.is_ready(place, &workload);
+                let is_ready = self.is_ready(place.0, place.1, &workload);
                 ready += usize::from(is_ready);
                 endpoint["ready"] = is_ready.into();
                 if !is_ready {
                     lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
                 }
-                let ejected = self.find_ejected(place, &workload);
+                let ejected = self.find_ejected(place.0, place.1, &workload);
                 if let Some(ejected) = ejected {
                     lines.push(("ejected", format!("{behind}: {}", reported_removed(ejected))));
                 }
@@ -163,14 +163,14 @@ impl Seen {
         circuits.filter(|circuit| circuit.is_open()).filter(is_used).collect()
     }
 
-    fn is_ready(&self, (service, port): (&str, u16), workload: &str) -> bool {
+    fn is_ready(&self, service: &str, port: u16, workload: &str) -> bool {
         let service = self.services.iter().find(|found| found.name == service);
         let mut ports = service.into_iter().flat_map(|service| &service.ports);
         let found = ports.find(|found| found.port == port);
         found.is_some_and(|port| port.endpoints.iter().any(|there| there.workload == workload))
     }
 
-    fn find_ejected(&self, (service, port): (&str, u16), workload: &str) -> Option<&Endpoint> {
+    fn find_ejected(&self, service: &str, port: u16, workload: &str) -> Option<&Endpoint> {
         let mut ejected = self.sidecar.iter().flat_map(|sidecar| &sidecar.ejected);
         ejected.find(|it| it.service == service && it.port == port && it.workload == workload)
     }

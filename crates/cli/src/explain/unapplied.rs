@@ -39,7 +39,7 @@ pub(super) fn find_unapplied(
         })
         .collect();
     found.extend(view.unapplied_tags());
-    found.extend(unapplied_retries(objects, decision, (called, port), &backend.service));
+    found.extend(unapplied_retries(objects, decision, called, port, &backend.service));
     found
 }
 
@@ -77,14 +77,14 @@ pub(super) fn find_unforwarded(
     });
     let retries = retries.filter(|policy| policy.services.contains(called));
     let names = attached.map(|policy| policy.name.to_string());
-    let tags = objects.iter().filter(|it| !tag_effects(it, (called, port)).is_none());
+    let tags = objects.iter().filter(|it| !tag_effects(it, called, port).is_none());
     let names = names.chain(tags.map(|it| it.object_key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
     names.map(|policy| Unapplied { policy, reason: why.clone() }).collect()
 }
 
 /// Returns why per-request policies do not apply to a TCP port.
-fn no_requests((service, port): (&ServiceName, u16)) -> String {
+fn no_requests(service: &ServiceName, port: u16) -> String {
     format!("port {port} of {service} carries TCP, in which requests are not visible")
 }
 
@@ -97,7 +97,7 @@ fn service_policies(objects: &[Object]) -> Vec<&ServicePolicy> {
 }
 
 /// Returns the effects of an object's tag rules or lanes on a port of a service, or on all of its ports.
-fn tag_effects(object: &Object, (service, port): (&ServiceName, u16)) -> TagEffects {
+fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects {
     let names = |scope: &TagScope| match scope {
         TagScope::Service(name, only) => name == service && only.is_none_or(|it| it == port),
         TagScope::Namespace(_) | TagScope::Mesh => false,
@@ -144,7 +144,7 @@ impl View<'_> {
         let is_there =
             |object: &Object| matches!(object, Object::Service(it) if it.name == *service);
         if self.is_opaque() {
-            no_requests(self.called)
+            no_requests(self.called.0, self.called.1)
         } else if *ungranted {
             format!("no request is sent to {service}: no ReferenceGrant permits it")
         } else if *refused != Some(Reason::InvalidBackend) {
@@ -276,7 +276,7 @@ impl View<'_> {
         }
         let called = self.called.0;
         let reason = |object: &Object| {
-            let effects = tag_effects(object, self.called);
+            let effects = tag_effects(object, self.called.0, self.called.1);
             let why = match () {
                 () if effects.by_request || effects.by_caller => {
                     format!(
@@ -305,7 +305,8 @@ fn enforced_by_others(service: &ServiceName) -> String {
 fn unapplied_retries(
     objects: &[Object],
     decision: &Decision,
-    (called, port): (&ServiceName, u16),
+    called: &ServiceName,
+    port: u16,
     backend: &ServiceName,
 ) -> Vec<Unapplied> {
     let of_client = objects.iter().filter_map(|object| match object {
@@ -323,7 +324,7 @@ fn unapplied_retries(
                 format!("it applies to requests to {backend}, but this one is to {called}")
             }
             (true, Some(other)) => format!("Retry {other} takes precedence for the same requests"),
-            (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests((called, port)),
+            (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests(called, port),
             (true, None) => "the rule of the route sets the retries".to_owned(),
         };
         Some(Unapplied { policy: format!("Retry {}", policy.name), reason: why })

@@ -45,7 +45,7 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
                     _ => None,
                 });
                 let route: &TcpRoute = found.ok_or_else(|| format!("no TCPRoute {route}"))?;
-                allow.push(tcp_rule(objects, target, (route, &from))?);
+                allow.push(tcp_rule(objects, target, route, &from)?);
             }
         }
     }
@@ -72,7 +72,8 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
 fn tcp_rule(
     objects: &[&Object],
     target: &TrafficTarget,
-    (route, from): (&TcpRoute, &[Value]),
+    route: &TcpRoute,
+    from: &[Value],
 ) -> Result<Value, String> {
     let workloads = objects.iter().filter_map(|object| match object {
         Object::Workload(workload) if workload.account == target.destination => Some(workload),

@@ -16,7 +16,7 @@ pub(super) fn convert_policy(
 ) -> Option<Result<Vec<Value>, String>> {
     match &policy.rule {
         ServiceRule::UpstreamTrafficSetting(both) => {
-            Some(convert_limits(objects, policy, (&both.0, &both.1)))
+            Some(convert_limits(objects, policy, &both.0, &both.1))
         }
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>
@@ -64,7 +64,8 @@ fn convert_warm_up(
 fn convert_limits(
     objects: &[&Object],
     policy: &ServicePolicy,
-    (breaker, limits): (&CircuitBreaker, &RateLimits),
+    breaker: &CircuitBreaker,
+    limits: &RateLimits,
 ) -> Result<Vec<Value>, String> {
     let taken = objects.iter().find(|object| match object {
         Object::ServicePolicy(other) => {

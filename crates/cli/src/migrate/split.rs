@@ -38,12 +38,12 @@ pub(super) fn convert_split(
             _ => format!("{}-{}", split.name.name, port.port),
         };
         if port.protocol != Some(Protocol::Tcp) {
-            routes.push(http_route(objects, split, (&name, port))?);
+            routes.push(http_route(objects, split, &name, port)?);
         }
         // Matches do not apply to ports without HTTP requests.
         if split.groups.is_none() {
             let rule = json!({"backendRefs": weighted_backends(split, port.port)});
-            routes.push(route_object("TCPRoute", "v1alpha2", (split, &name, port), json!([rule])));
+            routes.push(route_object("TCPRoute", "v1alpha2", split, &name, port, json!([rule])));
         }
     }
     Ok(routes)
@@ -84,12 +84,13 @@ fn refuse_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
 fn http_route(
     objects: &[&Object],
     split: &TrafficSplit,
-    (name, port): (&str, &ServicePort),
+    name: &str,
+    port: &ServicePort,
 ) -> Result<Value, String> {
     let shares = weighted_backends(split, port.port);
     let Some(groups) = &split.groups else {
         let rules = json!([{"backendRefs": shares}]);
-        return Ok(route_object("HTTPRoute", "v1", (split, name, port), rules));
+        return Ok(route_object("HTTPRoute", "v1", split, name, port, rules));
     };
     let mut matches: Vec<Value> = Vec::new();
     for wanted in groups {
@@ -105,13 +106,15 @@ fn http_route(
     }
     let own = json!({"name": split.root.service.name.as_str(), "port": port.port});
     let rules = json!([{"matches": matches, "backendRefs": shares}, {"backendRefs": [own]}]);
-    Ok(route_object("HTTPRoute", "v1", (split, name, port), rules))
+    Ok(route_object("HTTPRoute", "v1", split, name, port, rules))
 }
 
 fn route_object(
     kind: &str,
     version: &str,
-    (split, name, port): (&TrafficSplit, &str, &ServicePort),
+    split: &TrafficSplit,
+    name: &str,
+    port: &ServicePort,
     rules: Value,
 ) -> Value {
     let root = &split.root.service;

@@ -166,7 +166,7 @@ pub(super) async fn supervise(
     let mut outputs = JoinSet::new();
     while let Some(launch) = on.next_launch(state).await {
         let began = Instant::now();
-        let ended = run(launcher, (&launch, placement), &mut on, state).await;
+        let ended = run(launcher, &launch, placement, &mut on, state).await;
         // All processes of its group have ended.
         groups::remove_record(&launcher.record_of(&name));
         launcher.runs().remove_run(&name);
@@ -210,7 +210,8 @@ enum Ended {
 
 async fn run(
     launcher: &Launcher,
-    (launch, placement): (&Launch, &Placement),
+    launch: &Launch,
+    placement: &Placement,
     on: &mut Signals,
     state: &watch::Sender<Progress>,
 ) -> Ended {

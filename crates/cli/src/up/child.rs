@@ -63,11 +63,11 @@ impl Child {
         let follow = |to| (console.clone(), speaker.clone(), (to, shown.clone()));
         if let Some(source) = process.stdout.take() {
             let (console, speaker, to) = follow(console.standard_output());
-            output.spawn_local(console.forward_output(speaker, to, source));
+            output.spawn_local(console.forward_output(speaker, to.0, to.1, source));
         }
         if let Some(source) = process.stderr.take() {
             let (console, speaker, to) = follow(Output::Error);
-            output.spawn_local(console.forward_output(speaker, to, source));
+            output.spawn_local(console.forward_output(speaker, to.0, to.1, source));
         }
         Ok(Self { process, pid, reach, gone: false, output, shown })
     }

@@ -64,7 +64,8 @@ impl Console {
     pub(super) async fn forward_output(
         self,
         speaker: Speaker,
-        (output, progress): (Output, Progress),
+        output: Output,
+        progress: Progress,
         mut source: impl AsyncRead + Unpin,
     ) {
         let width = self.width.fetch_max(speaker.name.len(), Ordering::Relaxed);

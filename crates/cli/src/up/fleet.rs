@@ -231,8 +231,12 @@ impl Fleet {
             if self.members.contains_key(name) {
                 continue;
             }
-            let with = (Rc::clone(&self.launcher), Rc::clone(&self.changed));
-            let member = Member::start(with, workload, &mut self.tasks);
+            let member = Member::start(
+                Rc::clone(&self.launcher),
+                Rc::clone(&self.changed),
+                workload,
+                &mut self.tasks,
+            );
             self.members.insert(name.clone(), member);
         }
     }
@@ -240,7 +244,8 @@ impl Fleet {
 
 impl Member {
     fn start(
-        (launcher, changed): (Rc<Launcher>, Rc<Notify>),
+        launcher: Rc<Launcher>,
+        changed: Rc<Notify>,
         workload: &Arc<Workload>,
         tasks: &mut JoinSet<WorkloadName>,
     ) -> Self {

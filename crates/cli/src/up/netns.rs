@@ -136,7 +136,7 @@ impl Namespaces {
             run_ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
         }
         let own = self.options.netns_subnet.host_address(*host);
-        let rules = redirection_rules((self.gateway(), own), &self.options);
+        let rules = redirection_rules(self.gateway(), own, &self.options);
         run_with_input("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
         let etc = etc_directory(name);
         std::fs::create_dir_all(&etc).with_context(|| etc.display().to_string())?;
@@ -254,7 +254,7 @@ fn has_v6() -> bool {
 /// Returns the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
 /// connections from other namespaces and the host as well. All other IPv6 traffic of the interface is dropped,
 /// so that it cannot bypass the sidecar.
-fn redirection_rules((gateway, own): (Ipv4Addr, Ipv4Addr), options: &NetnsOptions) -> String {
+fn redirection_rules(gateway: Ipv4Addr, own: Ipv4Addr, options: &NetnsOptions) -> String {
     let set = |what: &str, items: Vec<String>| match items.is_empty() {
         true => String::new(),
         false => format!("    {what} {{ {} }} return\n", items.join(", ")),
@@ -361,7 +361,7 @@ mod tests {
             exclude_inbound_ports: vec![8080],
         };
         let (gateway, own) = (Ipv4Addr::new(10, 213, 0, 1), Ipv4Addr::new(10, 213, 0, 2));
-        let rules = redirection_rules((gateway, own), &options);
+        let rules = redirection_rules(gateway, own, &options);
         let at = |text: &str| rules.find(text).unwrap_or_else(|| panic!("no `{text}` in {rules}"));
         assert!(at("tcp dport { 25, 53 } return") < at("redirect to :15001"));
         assert!(at("ip daddr { 10.9.0.0/16 } return") < at("redirect to :15001"));

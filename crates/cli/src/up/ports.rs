@@ -135,7 +135,7 @@ fn check_ports(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports
         && ports.get(&get.port) == Some(&Port::Ready)
     {
         let address = SocketAddr::new(workload.address, get.port);
-        ports.insert(get.port, check_port(observed, (address, &get.path), memory, age));
+        ports.insert(get.port, check_port(observed, address, &get.path, memory, age));
     }
     memory.was_ready |= ports.values().all(|port| *port == Port::Ready);
     ports
@@ -194,7 +194,8 @@ fn application_processes(pid: i32) -> BTreeSet<i32> {
 /// Returns the state of a port on which the application listens, from its readiness check.
 fn check_port(
     observed: &Observed,
-    (address, path): (SocketAddr, &str),
+    address: SocketAddr,
+    path: &str,
     memory: &mut Memory,
     age: Duration,
 ) -> Port {

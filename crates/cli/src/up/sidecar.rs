@@ -36,7 +36,7 @@ pub(super) async fn supervise(
     let mut restarts = Restarts::default();
     while !*on.stop.borrow() {
         let began = Instant::now();
-        let ended = run(through, workload, reports, &mut on).await;
+        let ended = run(through.0, through.1, workload, reports, &mut on).await;
         reports.send_replace(None);
         let reason = match ended {
             Ok(Ended::Stopped(End::Orderly)) => return,
@@ -75,7 +75,8 @@ enum Ended {
 }
 
 async fn run(
-    (launcher, placement): (&Launcher, &Placement),
+    launcher: &Launcher,
+    placement: &Placement,
     workload: &Workload,
     reports: &watch::Sender<Option<Report>>,
     on: &mut Signals,

@@ -80,8 +80,14 @@ impl Office {
     ) -> Result<Option<Instance>, NotIssued> {
         let (answer, answered) = oneshot::channel();
         let request = PrivateKey::generate().certificate_request();
-        let renewed = (ConnectionId(7), workload, held);
-        self.certifier.renew_certificate(renewed, request, answer, SystemTime::now());
+        self.certifier.renew_certificate(
+            ConnectionId(7),
+            workload,
+            held,
+            request,
+            answer,
+            SystemTime::now(),
+        );
         answered.await.unwrap().map(instance_in)
     }
 }
@@ -229,7 +235,9 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
     let (answer, _) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
     office.certifier.renew_certificate(
-        (ConnectionId(7), &details, held_certificate()),
+        ConnectionId(7),
+        &details,
+        held_certificate(),
         request,
         answer,
         SystemTime::now(),
@@ -253,7 +261,9 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
     let (answer, answered) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
     office.certifier.renew_certificate(
-        (ConnectionId(1), &details, held_certificate()),
+        ConnectionId(1),
+        &details,
+        held_certificate(),
         request,
         answer,
         SystemTime::now(),

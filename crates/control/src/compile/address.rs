@@ -88,7 +88,7 @@ impl AddressEntries {
             self.decided_by.insert(service.name.clone());
             for port in &service.ports {
                 if let Some(number) = target_port(&port.target, workload) {
-                    let found = || address_entry_port(mesh, workload, (service, port), number);
+                    let found = || address_entry_port(mesh, workload, service, port, number);
                     ports.entry(number).or_insert_with(found);
                 }
             }
@@ -100,7 +100,8 @@ impl AddressEntries {
 fn address_entry_port(
     mesh: &Mesh,
     workload: &Workload,
-    (service, port): (&Service, &ServicePort),
+    service: &Service,
+    port: &ServicePort,
     number: u16,
 ) -> AddressPort {
     let listeners = mesh.sidecar_listeners(&workload.name);

@@ -23,7 +23,7 @@ pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Ope
                 mesh.in_front_of(&workload.name).any(|it| it.name.name == backend.service);
             if !is_behind
                 || mesh.opened_before(policy, backend).is_some()
-                || conflicting_policy(mesh, workload, (policy, backend)).is_some()
+                || conflicting_policy(mesh, workload, policy, backend).is_some()
             {
                 continue;
             }
@@ -41,7 +41,8 @@ pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Ope
 fn conflicting_policy<'a>(
     mesh: &'a Mesh,
     workload: &Workload,
-    (policy, backend): (&IngressPolicy, &IngressBackend),
+    policy: &IngressPolicy,
+    backend: &IngressBackend,
 ) -> Option<&'a IngressName> {
     let is_behind =
         |service: &Name| mesh.in_front_of(&workload.name).any(|it| it.name.name == *service);
@@ -177,7 +178,7 @@ pub(crate) fn policy_problems(mesh: &Mesh, policy: &IngressPolicy) -> Vec<String
             problems.push(format!("no workload of {service} has port {}", backend.port));
         }
         let mut first =
-            behind.iter().filter_map(|it| conflicting_policy(mesh, it, (policy, backend)));
+            behind.iter().filter_map(|it| conflicting_policy(mesh, it, policy, backend));
         if let Some(first) = first.next() {
             let port = backend.port;
             problems.push(format!(

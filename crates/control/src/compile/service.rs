@@ -82,7 +82,7 @@ pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -
     let permitted = Permitted::for_viewer(mesh, viewer);
     let ports = service.ports.iter().map(|port| {
         let place = (&service.name, port.port);
-        let (routed, rules) = port_rules(mesh, place, viewer.consumer_namespace());
+        let (routed, rules) = port_rules(mesh, place.0, place.1, viewer.consumer_namespace());
         let tags = mesh.tags().rules_for(&service.name, port.port);
         let view = PortView {
             name: port.name.clone(),
@@ -90,10 +90,10 @@ pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -
             routed,
             rules,
             endpoints: port_endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
-            tls_rules: tls_rules(mesh, place, viewer.consumer_namespace()),
+            tls_rules: tls_rules(mesh, place.0, place.1, viewer.consumer_namespace()),
             traffic_policy: mesh.traffic_policy(&service.name, port.port),
             tags,
-            tcp_rule: split::tcp_rule(mesh, place, viewer.consumer_namespace()),
+            tcp_rule: split::tcp_rule(mesh, place.0, place.1, viewer.consumer_namespace()),
         };
         (port.port, view)
     });
@@ -103,7 +103,7 @@ pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -
         ports: ports.collect(),
         awaited: is_awaited(mesh, service, &permitted),
     };
-    if !may_reach(mesh, &view, (viewer, &permitted)) {
+    if !may_reach(mesh, &view, viewer, &permitted) {
         view.reach = Reach::Denied;
         view.ports.clear();
         view.awaited = false;
@@ -135,7 +135,7 @@ pub(crate) fn unreported_endpoints(
     let ports = service.ports.iter().filter(|port| view.ports.contains_key(&port.port));
     let unheard = ports.flat_map(|port| {
         let found = |stage| {
-            callable_workloads(mesh, (service, port), &permitted, stage)
+            callable_workloads(mesh, service, port, &permitted, stage)
                 .collect::<Vec<(&Workload, u16)>>()
         };
         let mut places = found(Stage::Ready);
@@ -291,11 +291,7 @@ impl<'a> Permitted<'a> {
     }
 }
 
-fn may_reach(
-    mesh: &Mesh,
-    view: &ServiceView,
-    (viewer, permitted): (&Viewer, &Permitted<'_>),
-) -> bool {
+fn may_reach(mesh: &Mesh, view: &ServiceView, viewer: &Viewer, permitted: &Permitted<'_>) -> bool {
     if matches!(permitted, Permitted::All) {
         return true;
     }
@@ -319,13 +315,14 @@ fn may_reach(
 /// one applies: `GRPCRoute` before `HTTPRoute`. Without routes, splits apply.
 fn port_rules(
     mesh: &Mesh,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     consumer: Option<&Name>,
 ) -> (bool, Vec<RouteRule>) {
     let attached: Vec<&HttpRoute> = mesh.http_routes().of_port(service, port, consumer).collect();
     let kind = attached.iter().map(|route| route.kind).max();
     if kind.is_none() {
-        return (false, split::split_rules(mesh, (service, port), consumer));
+        return (false, split::split_rules(mesh, service, port, consumer));
     }
     let heard = attached.iter().filter(|route| Some(route.kind) == kind);
     let rules = heard.flat_map(|route| route.rules.iter());
@@ -364,7 +361,8 @@ pub(super) fn take_ungranted(
 /// Returns the rules for TLS passthrough sessions, in order of route.
 fn tls_rules(
     mesh: &Mesh,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     consumer: Option<&Name>,
 ) -> Vec<TlsRule> {
     let routes = mesh.tls_routes().of_port(service, port, consumer);
@@ -419,9 +417,11 @@ fn port_endpoints(
     client: (&Viewer, &Permitted<'_>),
 ) -> Vec<Arc<Endpoint>> {
     let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
-    let mut endpoints = endpoints_of(mesh, place, &named, client, Stage::Ready);
+    let mut endpoints =
+        endpoints_of(mesh, place.0, place.1, &named, client.0, client.1, Stage::Ready);
     if endpoints.is_empty() {
-        endpoints = endpoints_of(mesh, place, &named, client, Stage::Terminating);
+        endpoints =
+            endpoints_of(mesh, place.0, place.1, &named, client.0, client.1, Stage::Terminating);
     }
     even_out(&mut endpoints);
     endpoints
@@ -430,12 +430,14 @@ fn port_endpoints(
 /// Returns the endpoints of a port for workloads at this stage.
 fn endpoints_of(
     mesh: &Mesh,
-    (service, port): (&Service, &ServicePort),
+    service: &Service,
+    port: &ServicePort,
     named: &BTreeSet<&str>,
-    (viewer, permitted): (&Viewer, &Permitted<'_>),
+    viewer: &Viewer,
+    permitted: &Permitted<'_>,
     stage: Stage,
 ) -> Vec<Arc<Endpoint>> {
-    let places = callable_workloads(mesh, (service, port), permitted, stage);
+    let places = callable_workloads(mesh, service, port, permitted, stage);
     let endpoints = places.filter_map(|(workload, number)| {
         let address = *mesh.sidecar_listeners(&workload.name)?.get(&number)?;
         let id = endpoint_id(&service.name, port, workload);
@@ -445,7 +447,7 @@ fn endpoints_of(
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
     if permitted.allows_some(mesh, &service.name) != Some(false) {
-        endpoints.extend(plain_endpoints(mesh, (service, port), named, viewer, stage));
+        endpoints.extend(plain_endpoints(mesh, service, port, named, viewer, stage));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
     }
     endpoints
@@ -466,7 +468,8 @@ fn even_out(endpoints: &mut [Arc<Endpoint>]) {
 /// forbids plaintext.
 fn plain_endpoints(
     mesh: &Mesh,
-    (service, port): (&Service, &ServicePort),
+    service: &Service,
+    port: &ServicePort,
     named: &BTreeSet<&str>,
     viewer: &Viewer,
     stage: Stage,
@@ -503,7 +506,8 @@ pub(crate) fn select_labels(
 /// application.
 fn callable_workloads<'a>(
     mesh: &'a Mesh,
-    (service, port): (&Service, &ServicePort),
+    service: &Service,
+    port: &ServicePort,
     permitted: &Permitted<'_>,
     stage: Stage,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {

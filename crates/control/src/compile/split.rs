@@ -13,13 +13,14 @@ use crate::mesh::Mesh;
 /// requests go to the service's own endpoints.
 pub(super) fn split_rules(
     mesh: &Mesh,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     consumer: Option<&Name>,
 ) -> Vec<RouteRule> {
-    if let Some(rule) = tcp_route(mesh, (service, port), consumer) {
+    if let Some(rule) = tcp_route(mesh, service, port, consumer) {
         return vec![rule.for_requests()];
     }
-    if gateway_route(mesh, (service, port), consumer).is_some() {
+    if gateway_route(mesh, service, port, consumer).is_some() {
         return Vec::new();
     }
     let for_some =
@@ -34,13 +35,14 @@ pub(super) fn split_rules(
 /// to them.
 pub(super) fn tcp_rule(
     mesh: &Mesh,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     consumer: Option<&Name>,
 ) -> Option<TcpRule> {
-    if let Some(rule) = tcp_route(mesh, (service, port), consumer) {
+    if let Some(rule) = tcp_route(mesh, service, port, consumer) {
         return Some(rule);
     }
-    if gateway_route(mesh, (service, port), consumer).is_some() {
+    if gateway_route(mesh, service, port, consumer).is_some() {
         return None;
     }
     for_everything(mesh, service).map(|split| split_shares(mesh, split, port))
@@ -57,7 +59,7 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
     let at = |port: u16| {
-        let route = gateway_route(mesh, (root, port), None);
+        let route = gateway_route(mesh, root, port, None);
         let route =
             route.map(|it| format!("{it} is attached to port {port} and takes precedence there"));
         route.into_iter().chain(other.clone()).collect()
@@ -73,7 +75,8 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
 pub(crate) fn tcp_conflict(
     mesh: &Mesh,
     name: &RouteName,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
 ) -> Option<String> {
     let mut routes = mesh.gateway_tcp_routes().of_port(service, port, Some(&name.namespace));
     let first = &routes.next()?.rule.route;
@@ -84,7 +87,8 @@ pub(crate) fn tcp_conflict(
 /// Returns the rule of the first TCP route attached to a port.
 fn tcp_route(
     mesh: &Mesh,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     consumer: Option<&Name>,
 ) -> Option<TcpRule> {
     let route = mesh.gateway_tcp_routes().of_port(service, port, consumer).next()?;
@@ -100,7 +104,8 @@ fn for_everything<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficS
 /// Returns a Gateway API route attached to a port: splits do not apply there.
 fn gateway_route(
     mesh: &Mesh,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     consumer: Option<&Name>,
 ) -> Option<ObjectKey> {
     let http = mesh.http_routes().of_port(service, port, consumer).max_by_key(|route| route.kind);

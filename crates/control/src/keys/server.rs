@@ -25,9 +25,10 @@ use crate::dial::Plainly;
 pub(super) async fn fetch_key_set(
     server: &KeyServer,
     tag: Option<&str>,
-    (roots, permitted): (Option<PathBuf>, &PermittedServers),
+    roots: Option<PathBuf>,
+    permitted: &PermittedServers,
 ) -> Result<Answer, String> {
-    let asked = timeout(ASK_WAIT, ask_patiently(server, tag, (roots, permitted))).await;
+    let asked = timeout(ASK_WAIT, ask_patiently(server, tag, roots, permitted)).await;
     asked.unwrap_or(Err(NoAnswer::Late)).map_err(|error| error.to_string())
 }
 
@@ -63,7 +64,8 @@ enum NoAnswer {
 async fn ask_patiently(
     KeyServer { server, path, .. }: &KeyServer,
     tag: Option<&str>,
-    (roots, permitted): (Option<PathBuf>, &PermittedServers),
+    roots: Option<PathBuf>,
+    permitted: &PermittedServers,
 ) -> Result<Answer, NoAnswer> {
     let mut request = Request::get(path)
         .header(HOST, host(server))
@@ -84,7 +86,7 @@ async fn ask_patiently(
         Scheme::Http => send_request(tcp, request).await,
         Scheme::Https => {
             // Roots are read for each fetch: they may have been replaced.
-            let session = Sessions::new(roots).open_session((server, b"http/1.1"), tcp).await?;
+            let session = Sessions::new(roots).open_session(server, b"http/1.1", tcp).await?;
             send_request(session, request).await
         }
     }

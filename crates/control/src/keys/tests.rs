@@ -92,7 +92,7 @@ async fn read(keeper: &mut Keeper, after: Duration) -> Option<Fetched> {
     let now = Instant::now() + after;
     keeper.begin_due(now, |_| true);
     let read = keeper.under_way.join_next().await?.unwrap();
-    keeper.record_result(read, now).map(|update| update.fetched)
+    keeper.record_result(read.0, read.1, now).map(|update| update.fetched)
 }
 
 fn changed_keys(fetched: Option<Fetched>) -> String {

@@ -276,7 +276,7 @@ impl<'a> Surroundings<'a> for &'a Mesh {
         let is_opaque = is_opaque(self, service, port);
         let may_forward =
             |object: (RouteKind, &RouteName), to: &ServiceName| self.may_lead(object, to);
-        attached.compute_destinations((service, port), is_opaque, may_forward)
+        attached.compute_destinations(service, port, is_opaque, may_forward)
     }
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
@@ -313,7 +313,7 @@ impl Mesh {
             self.traffic_splits().routes_to(service).filter(|it| it.forwards_to(service));
         let mut gateways = self.gateways.values().flat_map(|gateway| gateway.backends());
         splits.any(|it| !is_opaque(self, &it.root.service, port))
-            || self.http_routes().routes_to(service).any(|it| it.forwards_to((service, port)))
+            || self.http_routes().routes_to(service).any(|it| it.forwards_to(service, port))
             || gateways.any(|it| it.service == *service && it.port == port)
     }
 

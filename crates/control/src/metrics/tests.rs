@@ -102,7 +102,7 @@ impl Busy {
     }
 
     fn render_page(&self, form: Form, names: Option<Names>) -> String {
-        let page = render_metrics(&self.report(), &self.gauges, (form, names));
+        let page = render_metrics(&self.report(), &self.gauges, form, names);
         page.replace(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), "version=\"0\"")
     }
 }

@@ -107,7 +107,7 @@ impl Owner {
                 && !self.presence.is_missing(name)
                 && self.mesh.workload(name).is_some_and(|found| !self.mesh.is_registered(found))
         };
-        self.replaced.publish_absent(is_absent, (self.times.grace, now.clock));
+        self.replaced.publish_absent(is_absent, self.times.grace, now.clock);
     }
 
     /// Publishes the current metrics destination.
@@ -158,7 +158,7 @@ impl Owner {
         let at = now.clock.duration_since(self.began);
         let json = match question {
             Question::Metrics(form, names) => {
-                let page = crate::metrics::render_metrics(&report, &self.gauges, (form, names));
+                let page = crate::metrics::render_metrics(&report, &self.gauges, form, names);
                 return Answer::Metrics(form, page);
             }
             Question::Points(mut pages) => {

@@ -36,7 +36,8 @@ impl Owner {
         self.connected.record_change(
             &affected_set,
             &self.mesh,
-            (Cause::Revoked, now.clock),
+            Cause::Revoked,
+            now.clock,
             now.clock,
         );
         for name in self.connected.connected_workloads() {
@@ -161,8 +162,7 @@ impl Owner {
                 self.certifier.reject_request(answer, error);
             }
             Some(workload) => {
-                let renewed = (connection, workload, held);
-                self.certifier.renew_certificate(renewed, csr, answer, now.wall);
+                self.certifier.renew_certificate(connection, workload, held, csr, answer, now.wall);
             }
             None => self.certifier.reject_request(answer, CertifyError::UnknownWorkload(name)),
         }

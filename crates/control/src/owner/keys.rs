@@ -31,8 +31,13 @@ impl Owner {
         };
         let affected_set = self.mesh.set_keys(&source, set);
         if !affected_set.is_empty() {
-            let cause = (Cause::Keys(source), now.clock);
-            self.connected.record_change(&affected_set, &self.mesh, cause, now.clock);
+            self.connected.record_change(
+                &affected_set,
+                &self.mesh,
+                Cause::Keys(source),
+                now.clock,
+                now.clock,
+            );
         }
     }
 }

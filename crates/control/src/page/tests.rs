@@ -14,7 +14,7 @@ fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 fn admission_status(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
-    match admit_request(key, (&target.parse().unwrap(), &header_map(pairs)), target) {
+    match admit_request(key, &target.parse().unwrap(), &header_map(pairs), target) {
         Entry::Admitted => 200,
         Entry::Turned(response) => response.status().as_u16(),
     }
@@ -92,7 +92,7 @@ fn beyond_loopback_only_the_token_lets_in() {
         assert_eq!(admission_status(key, pairs, target), expected, "{pairs:?} {target}");
     }
     let Entry::Turned(response) =
-        admit_request(key, (&"/".parse().unwrap(), &header_map(&[host])), "/?token=secret")
+        admit_request(key, &"/".parse().unwrap(), &header_map(&[host]), "/?token=secret")
     else {
         panic!("it is sent on");
     };

@@ -99,7 +99,8 @@ impl ConnectedProxy {
     /// Sends it a configuration and the uncertain endpoints, unless both equal the last ones sent.
     pub(crate) fn send_if_changed(
         &mut self,
-        (world, doubt): (World, Doubt),
+        world: World,
+        doubt: Doubt,
         change: ChangeId,
     ) -> Pushed {
         let World { mut snapshot, absent } = world;

@@ -71,13 +71,13 @@ impl Theatre {
     fn change(&mut self, change: Change) {
         let affected_set = self.mesh.apply(change);
         let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
-        self.connected.record_change(&affected_set, &self.mesh, (cause, self.now), self.now);
+        self.connected.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
     }
 
     fn set_listeners(&mut self, name: &str, listeners: Option<Listeners>) {
         let affected_set = self.mesh.set_listeners(&workload_name(name), listeners);
         let cause = Cause::Objects(1, ObjectKey::MeshConfig, Edit::Written);
-        self.connected.record_change(&affected_set, &self.mesh, (cause, self.now), self.now);
+        self.connected.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
     }
 
     fn publish(&mut self) {

@@ -55,19 +55,20 @@ impl Report<'_> {
 
     fn tag_route(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
         let own = (TagDialect::TagRoute, name);
-        self.of_scopes(own, &[(scope, rules, &[])])
+        self.of_scopes(own.0, own.1, &[(scope, rules, &[])])
     }
 
     fn sermant_status(&self, item: &SermantRouteRule) -> PolicyStatus {
         let scopes = item.entries.iter();
         let scopes: Vec<_> =
             scopes.map(|(scope, it)| (scope, &it.rules, it.lanes.as_slice())).collect();
-        self.of_scopes((TagDialect::Sermant, &item.name), &scopes)
+        self.of_scopes(TagDialect::Sermant, &item.name, &scopes)
     }
 
     fn of_scopes(
         &self,
-        (dialect, name): (TagDialect, &TagRouteName),
+        dialect: TagDialect,
+        name: &TagRouteName,
         scopes: &[(&TagScope, &TagRules, &[LaneRule])],
     ) -> PolicyStatus {
         let own = dialect.object_key(name.clone());
@@ -149,8 +150,8 @@ impl Report<'_> {
                 };
                 if !effects.is_none() {
                     is_here = true;
-                    let place = (&service.name, port.port);
-                    let Some(found) = Idle::of_tags(effects, place, &self.mesh) else {
+                    let Some(found) = Idle::of_tags(effects, &service.name, port.port, &self.mesh)
+                    else {
                         return TagEffect::Decides;
                     };
                     idle = idle.or(Some(found));
@@ -190,7 +191,7 @@ impl Report<'_> {
         let effects = TagEffects { marks: true, ..TagEffects::default() };
         let ports = service.ports.iter();
         let idle: Option<Vec<Idle>> =
-            ports.map(|it| Idle::of_tags(effects, (&service.name, it.port), &self.mesh)).collect();
+            ports.map(|it| Idle::of_tags(effects, &service.name, it.port, &self.mesh)).collect();
         idle?.into_iter().next()
     }
 }

@@ -11,11 +11,11 @@ impl Report<'_> {
         let name = &route.rule.route;
         let backends: Vec<_> = route.rule.backends.iter().collect();
         let mut status =
-            self.route_status((RouteKind::Tcp.as_str(), name), 1, &route.parents, &backends);
+            self.route_status(RouteKind::Tcp.as_str(), name, 1, &route.parents, &backends);
         status.add_unresolved(self.ungranted_services((RouteKind::Tcp, name), route));
         for (index, parent) in route.parents.iter().enumerate() {
             let conflicts = self.parent_ports(parent).into_iter().map(|port| {
-                let conflict = tcp_conflict(self.mesh, name, (&parent.service, port));
+                let conflict = tcp_conflict(self.mesh, name, &parent.service, port);
                 conflict.into_iter().collect()
             });
             status.add_overrides(index, conflicts.collect());
@@ -29,7 +29,7 @@ impl Report<'_> {
         let shares = shares.map(|b| format!("{} weight {}", b.service, b.weight));
         let kind = RouteKind::Split.as_str();
         let parents = std::iter::once(root.to_string());
-        let mut status = RouteStatus::new((kind, &split.name), parents, (1, shares.collect()));
+        let mut status = RouteStatus::new(kind, &split.name, parents, 1, shares.collect());
         status.reject_parent(FIRST, self.missing_reference(root, None));
         status.add_unresolved(
             split.backends.iter().flat_map(|b| self.backend_problems(split, &b.service)),

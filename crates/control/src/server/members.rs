@@ -54,7 +54,8 @@ impl PendingConnections {
     pub(super) fn add_connection(
         self: &Arc<Self>,
         connection: ConnectionId,
-        (peer, ends): (Peer, Ends),
+        peer: Peer,
+        ends: Ends,
         half_open: Arc<HalfOpen>,
     ) -> PendingConnection {
         let ended = Arc::new(Notify::new());

@@ -77,7 +77,7 @@ fn decide_requests(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u
                 authority: "stock.shop",
                 fields: &headers,
             };
-            limits.admit_request(PORT, (&view, Some(&caller)), now)
+            limits.admit_request(PORT, &view, Some(&caller), now)
         };
         match outcome {
             Ok(()) => admitted += 1,

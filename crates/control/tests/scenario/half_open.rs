@@ -36,13 +36,18 @@ fn joins_and_members_come_in_past_ten_times_as_many_silent_clients() {
         let shop = Shop::open_with(set_low_limit).await;
         let stock_1 = shop.join("stock-1").await;
         for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
-            let silent = (sent, leno_discovery::JOIN_ALPN);
-            expect_served((shop.control.listen_address(), 10 * ROOM), silent, async || {
-                shop.join("client-1").await;
-                let mut proxy =
-                    Proxy::connect(&shop.control, &stock_1, &[stock_service()], &[]).await;
-                proxy.wait_for_update(|_| true).await;
-            })
+            expect_served(
+                shop.control.listen_address(),
+                10 * ROOM,
+                sent,
+                leno_discovery::JOIN_ALPN,
+                async || {
+                    shop.join("client-1").await;
+                    let mut proxy =
+                        Proxy::connect(&shop.control, &stock_1, &[stock_service()], &[]).await;
+                    proxy.wait_for_update(|_| true).await;
+                },
+            )
             .await;
         }
     });

@@ -124,7 +124,7 @@ impl Proxy {
         services: &[ServiceName],
     ) -> Self {
         let name = identity.credential.workload().unwrap();
-        let stream = member_of(control, identity).await;
+        let stream = member_of(control.0, control.1, identity).await;
         Self::start(stream, hello_message(name, services, &[]), Subscriber::new())
     }
 
@@ -214,11 +214,12 @@ impl Proxy {
 }
 
 pub(crate) async fn connect_member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
-    member_of((control.listen_address(), control.trust_domain()), identity).await
+    member_of(control.listen_address(), control.trust_domain(), identity).await
 }
 
 async fn member_of(
-    (address, trust_domain): (SocketAddr, &TrustDomain),
+    address: SocketAddr,
+    trust_domain: &TrustDomain,
     identity: &Identity,
 ) -> TlsStream<TcpStream> {
     let expected = control_id(trust_domain);

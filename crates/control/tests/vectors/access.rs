@@ -49,7 +49,7 @@ fn decide_case(objects: &[Object], case: &Value) -> Value {
     let headers = request_headers(&case["request"]);
     let view = request_view(&case["request"], &headers);
     match case.get("to") {
-        Some(to) => decide_outbound(objects, (case, to.as_str().unwrap()), view.as_ref()),
+        Some(to) => decide_outbound(objects, case, to.as_str().unwrap(), view.as_ref()),
         None => decide_inbound(objects, case, view.as_ref()),
     }
 }
@@ -88,7 +88,7 @@ fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView
             (peer, origin)
         }
     };
-    let connection = access.visit((peer.as_ref(), port), Some(origin));
+    let connection = access.visit(peer.as_ref(), port, Some(origin));
     let outcome = connection.and_then(|permit| decide_access(&access, &permit, request));
     match outcome {
         Ok(permit) => match permit.would_deny() {
@@ -120,7 +120,8 @@ fn may_call(objects: &[Object], client: &str) -> bool {
 /// Decides a call to an address outside the mesh.
 fn decide_outbound(
     objects: &[Object],
-    (case, to): (&Value, &str),
+    case: &Value,
+    to: &str,
     request: Option<&RequestView<'_>>,
 ) -> Value {
     let at: SocketAddr = to.parse().unwrap();

@@ -37,7 +37,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
     let algorithm = match wire.algorithm {
         None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
         Some(Algorithm::LeastRequest(choices)) => {
-            let choices = parse_small("least_request", choices, (2, LoadBalancing::CHOICES_MAX))?;
+            let choices = parse_small("least_request", choices, 2, LoadBalancing::CHOICES_MAX)?;
             match wire.by_latency {
                 true => BalanceAlgorithm::PeakEwma { choices },
                 false => BalanceAlgorithm::LeastRequest { choices },
@@ -58,7 +58,7 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
         }
         Some(proto::WarmUp { time_nanoseconds, percent_min }) => Some(WarmUp {
             time: parse_duration("warm_up.time_nanoseconds", time_nanoseconds)?,
-            percent_min: parse_small("warm_up.percent_min", percent_min, (1, 100))?,
+            percent_min: parse_small("warm_up.percent_min", percent_min, 1, 100)?,
         }),
     };
     let rule = LoadBalancing { algorithm, warm_up };

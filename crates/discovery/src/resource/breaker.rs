@@ -99,7 +99,7 @@ fn trip_from_wire(wire: proto::Trip) -> Result<Trip, Invalid> {
     Ok(Trip {
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        buckets: parse_small("buckets", wire.buckets, (1, 255))?,
+        buckets: parse_small("buckets", wire.buckets, 1, 255)?,
         requests_min: wire.requests_min,
         failed: too_many_from_wire(wire.failed),
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),

@@ -72,7 +72,7 @@ fn delay_from_wire(wire: proto::FaultDelay) -> Result<Delay, Invalid> {
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<Abort, Invalid> {
     let response =
         answer_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
-    let grpc = parse_small("grpc", wire.grpc, (0, 16))?;
+    let grpc = parse_small("grpc", wire.grpc, 0, 16)?;
     Ok(Abort {
         share_ppm: parse_share(wire.share_ppm)?,
         response,

@@ -115,7 +115,7 @@ pub(super) fn classes_from_wire(
     wire: Option<proto::FailureClasses>,
 ) -> Result<FailureClasses, Invalid> {
     let wire = wire.ok_or_else(|| Invalid::new("failures", "is missing"))?;
-    let grpc = wire.grpc.into_iter().map(|code| parse_small("failures.grpc", code, (0, 255)));
+    let grpc = wire.grpc.into_iter().map(|code| parse_small("failures.grpc", code, 0, 255));
     let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
     if !grpc.is_sorted_by(|a, b| a < b) {
         return Err(Invalid::new("failures.grpc", "is not sorted, or has duplicates"));
@@ -201,7 +201,7 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
     let rate = match wire.percent {
         0 => None,
         percent => {
-            let percent = parse_small("percent", percent, (1, 100))?;
+            let percent = parse_small("percent", percent, 1, 100)?;
             Some(FailureRate {
                 percent,
                 requests_min: at_least_1("requests_min", wire.requests_min)?,
@@ -211,13 +211,14 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
     Ok(OutlierDetection {
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
-        buckets: parse_small("buckets", wire.buckets, (1, 255))?,
+        buckets: parse_small("buckets", wire.buckets, 1, 255)?,
         failure_rate: rate,
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
         max_ejection_percent: parse_small(
             "max_ejection_percent",
             wire.max_ejection_percent,
-            (0, 100),
+            0,
+            100,
         )?,
         min_healthy: at_least_1("min_healthy", wire.min_healthy)?,
         ejection_time: EjectionTime {
@@ -226,7 +227,8 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
             jitter_percent: parse_small(
                 "ejection_jitter_percent",
                 wire.ejection_jitter_percent,
-                (0, 100),
+                0,
+                100,
             )?,
         },
         probe_requests: at_least_1("probe_requests", wire.probe_requests)?,
@@ -279,11 +281,7 @@ pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, 
     }
 }
 
-pub(super) fn parse_small(
-    field: &str,
-    number: u32,
-    (least, most): (u8, u8),
-) -> Result<u8, Invalid> {
+pub(super) fn parse_small(field: &str, number: u32, least: u8, most: u8) -> Result<u8, Invalid> {
     match u8::try_from(number) {
         Ok(small) if (least..=most).contains(&small) => Ok(small),
         _ => Err(Invalid::new(field, format!("{number} is not from {least} to {most}"))),

@@ -81,7 +81,7 @@ impl Pending {
         self.refusals.drain(..surplus);
     }
 
-    pub(super) fn add_applied(&mut self, (change, refused): (ChangeId, usize), bytes: u64) {
+    pub(super) fn add_applied(&mut self, change: ChangeId, refused: usize, bytes: u64) {
         let before = self.applied.take().map_or(0, |applied| applied.bytes);
         self.applied = Some(Applied { change, refused, bytes: before.saturating_add(bytes) });
     }
@@ -223,7 +223,7 @@ mod tests {
         };
         for number in 0..10_000 {
             pending.add_rejections(vec![refusal(number)]);
-            pending.add_applied((ChangeId(number as u64), 1), 2);
+            pending.add_applied(ChangeId(number as u64), 1, 2);
         }
         let Some(Event::Refused { refusals, .. }) = pending.next(Permitted::Cheap) else {
             panic!("refusals come first")

@@ -110,9 +110,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) fn new(
         writer: &'a mut FrameWriter<W>,
         publisher: Publisher,
-        (pending, workload): (Box<Pending>, WorkloadName),
+        pending: Box<Pending>,
+        workload: WorkloadName,
         events: &'a EventSender,
-        (taps, queries): (&Taps, Box<StreamQueries>),
+        taps: &Taps,
+        queries: Box<StreamQueries>,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -350,7 +352,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         };
         let applied = (change, self.publisher.rejected_resources().count());
         if self.applied.replace(applied) != Some(applied) {
-            self.pending.add_applied(applied, std::mem::take(&mut self.delta_bytes));
+            self.pending.add_applied(applied.0, applied.1, std::mem::take(&mut self.delta_bytes));
         }
         Ok(())
     }

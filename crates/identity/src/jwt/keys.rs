@@ -106,7 +106,8 @@ impl JwtKeys {
     /// True if a key verifies a signature: the key with this id, or any key if the token has no id.
     pub(super) fn verify_signature(
         &self,
-        (algorithm, id): (&str, Option<&str>),
+        algorithm: &str,
+        id: Option<&str>,
         signed: &[u8],
         signature: &[u8],
     ) -> Result<(), BadJwt> {

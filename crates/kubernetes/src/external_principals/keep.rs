@@ -26,7 +26,8 @@ pub async fn keep_external_principals(
     client: Client,
     lifetime: Duration,
     authority: watch::Receiver<Arc<Authority>>,
-    (desired, leading): (watch::Receiver<Arc<DesiredCertificates>>, watch::Receiver<bool>),
+    desired: watch::Receiver<Arc<DesiredCertificates>>,
+    leading: watch::Receiver<bool>,
     outcomes: watch::Sender<Arc<Outcomes>>,
 ) {
     let keeper = Keeper { client, lifetime, kept: BTreeMap::new(), outcomes };

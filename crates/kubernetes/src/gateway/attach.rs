@@ -33,9 +33,11 @@ pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
 /// Selects the listeners of a gateway that accept a route: at least one.
 pub(super) fn attach_route(
     facts: &Facts,
-    (route, parent): (&RouteId, &Value),
+    route: &RouteId,
+    parent: &Value,
     hostnames: &[HostPattern],
-    (gateway, listeners): (&Id, &[Judged<'_>]),
+    gateway: &Id,
+    listeners: &[Judged<'_>],
 ) -> Result<Vec<Attached>, Reason> {
     let section = parent.get("sectionName").and_then(Value::as_str);
     let port = parent.get("port").and_then(Value::as_u64);

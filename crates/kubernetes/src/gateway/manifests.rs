@@ -160,9 +160,9 @@ fn proxy_container(settings: &Settings) -> Value {
             "limits": {"memory": "512Mi"},
         },
         "securityContext": restricted_context(PROXY_UID),
-        "startupProbe": http_probe("/livez", (1, 60)),
-        "readinessProbe": http_probe("/readyz", (1, 3)),
-        "livenessProbe": http_probe("/livez", (10, 3)),
+        "startupProbe": http_probe("/livez", 1, 60),
+        "readinessProbe": http_probe("/readyz", 1, 3),
+        "livenessProbe": http_probe("/livez", 10, 3),
         "volumeMounts": [
             {"name": "leno-state", "mountPath": "/var/lib/leno"},
             {"name": "leno-token", "mountPath": token_directory(), "readOnly": true},

@@ -139,8 +139,7 @@ impl Maker {
             uid: Some(desired.uid.clone()),
             ..ObjectReference::default()
         };
-        event::write_warning(&self.client, &gateway, ("ProvisioningFailed", "Provision"), why)
-            .await;
+        event::write_warning(&self.client, &gateway, "ProvisioningFailed", "Provision", why).await;
     }
 }
 

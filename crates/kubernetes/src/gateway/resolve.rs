@@ -116,7 +116,7 @@ pub(crate) fn resolve_gateways(
             continue;
         }
         let led = route.good.as_deref().map(|good| resolve_backends(facts, services, id, good));
-        let said = attach_to_parents(facts, &mut sides, (id, route), led.as_ref(), before.resolved);
+        let said = attach_to_parents(facts, &mut sides, id, route, led.as_ref(), before.resolved);
         if !said.is_empty() {
             resolved.parents.insert(id.clone(), said);
         }
@@ -137,7 +137,7 @@ pub(crate) fn resolve_gateways(
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved.said.insert(id.clone(), gateway_status(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
-            resolved.desired.push(desired_gateway(facts, &side, (name.clone(), account), numbers));
+            resolved.desired.push(desired_gateway(facts, &side, name.clone(), account, numbers));
         }
         resolved.gateways.insert(name.clone(), Gateway { name, ports });
     }
@@ -284,7 +284,8 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
 fn attach_to_parents(
     facts: &Facts,
     sides: &mut BTreeMap<&Id, Side<'_>>,
-    (id, route): (&RouteId, &RouteFacts),
+    id: &RouteId,
+    route: &RouteFacts,
     led: Option<&Led>,
     before: &Resolved,
 ) -> Vec<ParentSaid> {
@@ -303,7 +304,7 @@ fn attach_to_parents(
         let hostnames = serving.map(|good| good.route.hostnames.as_slice()).unwrap_or_default();
         let gateway = gateway_of(id, parent);
         let Some(side) = sides.get(&gateway) else { continue };
-        let outcome = attach_route(facts, (id, parent), hostnames, (side.id, &side.listeners));
+        let outcome = attach_route(facts, id, parent, hostnames, side.id, &side.listeners);
         if let Ok(attached) = &outcome {
             for (index, names) in attached {
                 taken.insert((gateway.clone(), *index), names.clone());
@@ -463,7 +464,8 @@ fn is_same(one: &Address, other: &Address) -> bool {
 fn desired_gateway(
     facts: &Facts,
     side: &Side<'_>,
-    (name, account): (GatewayName, String),
+    name: GatewayName,
+    account: String,
     ports: Vec<u16>,
 ) -> DesiredGateway {
     let object = side.object_id();

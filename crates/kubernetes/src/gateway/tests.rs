@@ -60,7 +60,7 @@ impl World {
     }
 
     /// Adds an object, as a watch would report it.
-    fn add_object(&mut self, word: &str, (namespace, name): (&str, &str), spec: Value) {
+    fn add_object(&mut self, word: &str, namespace: &str, name: &str, spec: Value) {
         let kind = served_kind(word);
         let created = format!("2025-01-01T00:00:{:02}Z", self.facts.routes.len());
         let object: DynamicObject = serde_json::from_value(json!({
@@ -84,13 +84,15 @@ impl World {
 
     fn add_gateway(&mut self, name: &str, mut spec: Value) {
         spec["gatewayClassName"] = json!("leno");
-        self.add_object("Gateway", ("infra", name), spec);
+        self.add_object("Gateway", "infra", name, spec);
     }
 
     /// Adds a route to `infra/edge`, with one rule.
     fn add_route(
         &mut self,
-        (word, namespace, name): (&str, &str, &str),
+        word: &str,
+        namespace: &str,
+        name: &str,
         parent: Value,
         hosts: &[&str],
     ) {
@@ -104,7 +106,7 @@ impl World {
         if !hosts.is_empty() {
             spec["hostnames"] = json!(hosts);
         }
-        self.add_object(word, (namespace, name), spec);
+        self.add_object(word, namespace, name, spec);
     }
 
     fn add_certificate(&mut self, namespace: &str, name: &str) {

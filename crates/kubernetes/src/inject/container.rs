@@ -77,7 +77,7 @@ impl Sidecar<'_> {
             let ending = ["--drain-delay", CLASSIC_DRAIN_DELAY, "--drain-timeout", CLASSIC_DRAIN];
             arguments.extend(ending.map(Value::from));
         }
-        container["readinessProbe"] = http_probe("/readyz", (2, 3));
+        container["readinessProbe"] = http_probe("/readyz", 2, 3);
         container
     }
 
@@ -119,8 +119,8 @@ impl Sidecar<'_> {
             "ports": [{"name": "leno-health", "containerPort": HEALTH_PORT, "protocol": "TCP"}],
             "resources": self.options.resources.to_json(),
             "securityContext": restricted_context(PROXY_UID),
-            "startupProbe": http_probe("/readyz", (1, 60)),
-            "livenessProbe": http_probe("/livez", (10, 3)),
+            "startupProbe": http_probe("/readyz", 1, 60),
+            "livenessProbe": http_probe("/livez", 10, 3),
             "volumeMounts": [
                 {"name": STATE_VOLUME, "mountPath": "/var/lib/leno"},
                 {"name": TOKEN_VOLUME, "mountPath": token_directory(), "readOnly": true},
@@ -180,7 +180,7 @@ pub(crate) fn scrape_annotations() -> [(&'static str, String); 3] {
     ]
 }
 
-pub(crate) fn http_probe(path: &str, (period, failures): (u32, u32)) -> Value {
+pub(crate) fn http_probe(path: &str, period: u32, failures: u32) -> Value {
     let mut probe = Map::new();
     probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
     probe.insert("periodSeconds".to_owned(), period.into());

@@ -142,7 +142,7 @@ impl Comparison {
                     if !self.unknown.contains_key(&at) {
                         self.compare_fields(value, there.and_then(|there| there.get(key)), &at);
                     } else if there
-                        .is_none_or(|it| self.is_corrected(fields, it, (path, key.as_str())))
+                        .is_none_or(|it| self.is_corrected(fields, it, path, key.as_str()))
                     {
                         self.corrected.insert(at);
                     }
@@ -165,7 +165,8 @@ impl Comparison {
         &self,
         applied: &Map<String, Value>,
         live: &Map<String, Value>,
-        (path, key): (&str, &str),
+        path: &str,
+        key: &str,
     ) -> bool {
         let at = append_field(path, key);
         let hint = self.unknown.get(&at).map(String::as_str).unwrap_or_default();

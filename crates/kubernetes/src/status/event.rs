@@ -27,11 +27,13 @@ impl Reported {
     /// Writes a warning event about an object, reported by `instance`, with the given reason.
     pub(crate) async fn write(
         client: &Client,
-        (instance, object): (&str, &ObjectReference),
-        (reason, note): (&str, &str),
+        instance: &str,
+        object: &ObjectReference,
+        reason: &str,
+        note: &str,
         now: Instant,
     ) -> Option<Self> {
-        let event = warning_event(instance, object, (reason, "Read"), note);
+        let event = warning_event(instance, object, reason, "Read", note);
         let name = object.name.as_deref().unwrap_or_default();
         match create_or_count(client, &event).await {
             Ok(count) => Some(Self { note: note.to_owned(), event, count, at: now }),
@@ -86,7 +88,8 @@ fn name_of(object: &ObjectReference, reason: &str, note: &str) -> String {
 fn warning_event(
     instance: &str,
     object: &ObjectReference,
-    (reason, action): (&str, &str),
+    reason: &str,
+    action: &str,
     note: &str,
 ) -> Written {
     let wall = Timestamp::now();
@@ -159,10 +162,11 @@ fn truncate_characters(text: &str, characters: usize) -> String {
 pub(crate) async fn write_warning(
     client: &Client,
     object: &ObjectReference,
-    (reason, action): (&str, &str),
+    reason: &str,
+    action: &str,
     note: &str,
 ) {
-    let event = warning_event(CONTROL, object, (reason, action), note);
+    let event = warning_event(CONTROL, object, reason, action, note);
     if let Err(error) = create_or_count(client, &event).await {
         tracing::debug!(kind = object.kind, name = object.name, %error, "cannot write an event");
     }
@@ -213,8 +217,10 @@ mod tests {
         let now = Instant::now();
         let write = async |instance: &str, uid: &str, note: &str| {
             let object = object(uid);
-            let about = (instance, &object);
-            Reported::write(&server.client, about, ("Rejected", note), now).await.unwrap().count
+            Reported::write(&server.client, instance, &object, "Rejected", note, now)
+                .await
+                .unwrap()
+                .count
         };
         let counts = || -> Vec<Option<i64>> {
             let store = server.store.lock().unwrap();
@@ -241,9 +247,8 @@ mod tests {
             ..ObjectReference::default()
         };
         let start = Instant::now();
-        let said = ("Rejected", "no");
         let mut standing =
-            Reported::write(&server.client, ("one", &object), said, start).await.unwrap();
+            Reported::write(&server.client, "one", &object, "Rejected", "no", start).await.unwrap();
         assert!(standing.has_note("no") && !standing.has_note("yes"));
         let events =
             || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };

@@ -42,8 +42,10 @@ pub(super) struct Answering {
 pub(super) async fn serve_all(
     listener: TcpListener,
     client: Client,
-    (configs, settings): (watch::Receiver<Option<Arc<ServerConfig>>>, watch::Receiver<Settings>),
-    (leaving, mut end): (Stop, Stop),
+    configs: watch::Receiver<Option<Arc<ServerConfig>>>,
+    settings: watch::Receiver<Settings>,
+    leaving: Stop,
+    mut end: Stop,
 ) {
     let reviews = ConcurrencyLimit::new(REVIEWS_MAX, REVIEWS_OF_SOURCE_MAX);
     let answering = Arc::new(Answering { client, settings, reviews });
@@ -61,8 +63,8 @@ pub(super) async fn serve_all(
         let source = Source::from(from);
         let half_open = admission.admit(source);
         let answering = Arc::clone(&answering);
-        let stops = (leaving.clone(), end.clone());
-        connections.spawn(serve_one(stream, (half_open, source), config, (answering, stops)));
+        let (leaving, end) = (leaving.clone(), end.clone());
+        connections.spawn(serve_one(stream, half_open, source, config, answering, leaving, end));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -72,9 +74,12 @@ pub(super) async fn serve_all(
 /// closed in favor of others.
 async fn serve_one(
     stream: TcpStream,
-    (half_open, source): (HalfOpen, Source),
+    half_open: HalfOpen,
+    source: Source,
     config: Arc<ServerConfig>,
-    (answering, (leaving, end)): (Arc<Answering>, (Stop, Stop)),
+    answering: Arc<Answering>,
+    leaving: Stop,
+    end: Stop,
 ) {
     let mut last_call = end.clone();
     let greeted = tokio::select! {
@@ -89,7 +94,7 @@ async fn serve_one(
     let service = service_fn(|request: Request<Incoming>| {
         let (answering, leaving, half_open) = (Arc::clone(&answering), &leaving, &half_open);
         async move {
-            let mut response = answering.handle_request(request, (half_open, source)).await;
+            let mut response = answering.handle_request(request, half_open, source).await;
             if leaving.is_requested() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -122,7 +127,8 @@ impl Answering {
     async fn handle_request(
         &self,
         request: Request<Incoming>,
-        (half_open, source): (&HalfOpen, Source),
+        half_open: &HalfOpen,
+        source: Source,
     ) -> Response<Full<Bytes>> {
         if request.uri().path() != MUTATE_PATH {
             return text_response(StatusCode::NOT_FOUND, "not found; use /mutate");

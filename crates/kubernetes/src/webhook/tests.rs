@@ -183,7 +183,7 @@ async fn send_request(
     asked: (&str, &Value),
 ) -> Result<(StatusCode, Bytes), Failure> {
     let (sender, connection) = connect_tls(address, bundle, own).await?;
-    let (head, body) = exchange_request(sender, connection, asked).await?.into_parts();
+    let (head, body) = exchange_request(sender, connection, asked.0, asked.1).await?.into_parts();
     Ok((head.status, body))
 }
 
@@ -217,7 +217,8 @@ async fn connect_tls(
 async fn exchange_request(
     mut sender: SendRequest<Full<Bytes>>,
     connection: Connection<TokioIo<TlsStream<TcpStream>>, Full<Bytes>>,
-    (path, body): (&str, &Value),
+    path: &str,
+    body: &Value,
 ) -> Result<Response<Bytes>, Failure> {
     let request = Request::post(path).header("host", "leno-control.leno-system.svc");
     let request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
@@ -281,7 +282,7 @@ impl Served {
         let mut webhook = JoinSet::new();
         webhook.spawn(async move {
             let stop = (stopped, Duration::ZERO);
-            drop(serve_with(client, listener, clients, test_settings(), stop).await);
+            drop(serve_with(client, listener, clients, test_settings(), stop.0, stop.1).await);
         });
         let mut bundles = kept.bundle.subscribe();
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
@@ -311,7 +312,7 @@ async fn serve_on(
     settings: watch::Receiver<Settings>,
     stop: (watch::Receiver<bool>, Duration),
 ) -> Result<(), WebhookError> {
-    serve_with(client, listener, None, settings, stop).await
+    serve_with(client, listener, None, settings, stop.0, stop.1).await
 }
 
 fn test_settings() -> watch::Receiver<Settings> {
@@ -409,7 +410,7 @@ async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
         std::future::pending().await
     };
     let response = tokio::select! {
-        response = exchange_request(sender, connection, (MUTATE_PATH, &asked)) => response.unwrap(),
+        response = exchange_request(sender, connection, MUTATE_PATH, &asked) => response.unwrap(),
         () = releasing => return,
     };
     assert_eq!(response.status(), StatusCode::OK);
@@ -576,7 +577,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
         // The limit of one source.
         let number = 10 * listen::WAITING_MAX / 2;
-        expect_served((address, number), (sent, b"h2"), async || {
+        expect_served(address, number, sent, b"h2", async || {
             let (status, _) = send_review(address, &bundle, MUTATE_PATH, &review).await;
             assert_eq!(status, StatusCode::OK);
         })

@@ -47,7 +47,8 @@ impl Crowd {
     pub(crate) async fn at(
         address: SocketAddr,
         number: usize,
-        (sent, protocol): (Sent, &[u8]),
+        sent: Sent,
+        protocol: &[u8],
     ) -> Self {
         let hello = hello(protocol);
         let (mut clients, mut trickling) = (Vec::new(), JoinSet::new());
@@ -101,13 +102,15 @@ fn hello(protocol: &[u8]) -> Vec<u8> {
 /// Makes a crowd and then an honest client, three times or until one of those was served within a second:
 /// a machine that stalls says nothing about a server.
 pub(crate) async fn expect_served(
-    (address, number): (SocketAddr, usize),
-    (sent, protocol): (Sent, &[u8]),
+    address: SocketAddr,
+    number: usize,
+    sent: Sent,
+    protocol: &[u8],
     mut honest: impl AsyncFnMut(),
 ) {
     let mut took = Vec::new();
     for _ in 0..3 {
-        let crowd = Crowd::at(address, number, (sent, protocol)).await;
+        let crowd = Crowd::at(address, number, sent, protocol).await;
         let start = Instant::now();
         honest().await;
         took.push(start.elapsed());

@@ -49,8 +49,13 @@ fn busy_telemetry(series: u16) -> Arc<Telemetry> {
             let grpc = (status == 200).then_some(GrpcStatus::Ok);
             let outcome = Outcome { status, reason, grpc, duration, bytes_in: 5, bytes_out: 7 };
             shard.record_request(series, &outcome);
-            let ids = (TraceId(7.try_into().unwrap()), SpanId(9.try_into().unwrap()));
-            shard.store_exemplar(series, ids, (duration, UNIX_EPOCH + Duration::from_secs(5)));
+            shard.store_exemplar(
+                series,
+                TraceId(7.try_into().unwrap()),
+                SpanId(9.try_into().unwrap()),
+                duration,
+                UNIX_EPOCH + Duration::from_secs(5),
+            );
         }
         shard.count_audited(series, "denied");
     }
@@ -277,10 +282,10 @@ async fn push_once(
     let became = Became::default();
     let mut fate = Fate::new("metrics", &became);
     let post = Post::new(Plain, None);
-    let since = (UNIX_EPOCH, u64::MAX);
     // The first export is due within an hour; the last one is sent now.
     let over = std::future::ready(());
-    push_metrics((&post, &mut fate), Numbers(busy_telemetry(1)), wanted, since, over).await;
+    push_metrics(&post, &mut fate, Numbers(busy_telemetry(1)), wanted, UNIX_EPOCH, u64::MAX, over)
+        .await;
     (became.exported.get(), became.refused.get(), receiver.arrived_requests())
 }
 
@@ -304,7 +309,8 @@ fn nothing_is_pushed_once_nobody_is_there_to_ask() {
         let (post, became) = (Post::new(Plain, None), Became::default());
         let mut fate = Fate::new("metrics", &became);
         let (since, never) = ((UNIX_EPOCH, u64::MAX), std::future::pending());
-        push_metrics((&post, &mut fate), Numbers(busy_telemetry(1)), wanted, since, never).await;
+        push_metrics(&post, &mut fate, Numbers(busy_telemetry(1)), wanted, since.0, since.1, never)
+            .await;
         assert_eq!(receiver.arrived_requests(), []);
     });
 }

@@ -44,7 +44,9 @@ pub(crate) struct Ends<'a> {
 /// Builds the check request, with this excerpt of the body.
 pub(crate) fn build_request(
     rule: &CompiledAuthorization,
-    (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
+    request: &Request<'_>,
+    view: &RequestView<'_>,
+    edits: &HeaderEdits,
     ends: &Ends<'_>,
     excerpt: Option<Excerpt>,
 ) -> Vec<u8> {
@@ -68,7 +70,7 @@ pub(crate) fn build_request(
         None => view.path.to_owned(),
     };
     let first = |name: &str| view.fields.first_value(name).map(|it| it.into_owned());
-    let mut headers = reported_headers(rule, (request, view, edits), &path);
+    let mut headers = reported_headers(rule, request, view, edits, &path);
     let whole = excerpt.as_ref().filter(|it| !it.is_partial).map(|it| it.bytes.len());
     if let Some(excerpt) = &excerpt {
         let value = excerpt.is_partial.to_string();
@@ -125,7 +127,9 @@ fn excerpt_text(excerpt: &Excerpt) -> String {
 /// joined.
 fn reported_headers(
     rule: &CompiledAuthorization,
-    (request, view, edits): (&Request<'_>, &RequestView<'_>, &HeaderEdits),
+    request: &Request<'_>,
+    view: &RequestView<'_>,
+    edits: &HeaderEdits,
     path: &str,
 ) -> Vec<Pair> {
     let is_reported = |name: &str| match &rule.rule.headers {

@@ -30,7 +30,7 @@ pub(super) async fn send_check(
 ) -> Result<Bytes, NoAnswer> {
     let mut attempts = 1;
     loop {
-        match send_once(worker, at, question).await {
+        match send_once(worker, at.0, at.1, question).await {
             Err(NoAnswer::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
                 attempts += 1
             }
@@ -41,7 +41,8 @@ pub(super) async fn send_check(
 
 async fn send_once(
     worker: &Rc<Worker>,
-    (service, number): (&ServiceName, u16),
+    service: &ServiceName,
+    number: u16,
     question: &Question,
 ) -> Result<Bytes, NoAnswer> {
     let max_wait = worker.config.limits.discovery_timeout;
@@ -52,8 +53,8 @@ async fn send_once(
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
     // Check requests are never sent in plaintext.
     let priorities = permitted_endpoints(worker, port, None)?.with_sidecars();
-    let cluster = worker.cluster_for(port.traffic_policy.as_ref(), (port, config.version));
-    let upstream = pick_endpoint(worker, (&priorities, cluster.as_deref()), None, None)?;
+    let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
+    let upstream = pick_endpoint(worker, &priorities, cluster.as_deref(), None, None)?;
     // The limits on requests to a service apply to check requests.
     let trial = match &cluster {
         None => None,
@@ -62,7 +63,7 @@ async fn send_once(
     let host = format!("{}.{}:{number}", service.name, service.namespace);
     let _under_way = upstream.start_request();
     let outcome = match upstream.acquire(worker, None, Wait::Whole).await {
-        Ok(Checkout::Link(link)) => exchange_messages(worker, (&link, &host), question).await,
+        Ok(Checkout::Link(link)) => exchange_messages(worker, &link, &host, question).await,
         // Check services of the mesh have a sidecar.
         Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
@@ -87,7 +88,8 @@ async fn send_once(
 
 async fn exchange_messages(
     worker: &Worker,
-    (link, host): (&LinkHandle, &str),
+    link: &LinkHandle,
+    host: &str,
     question: &Question,
 ) -> Result<Bytes, NoAnswer> {
     let max_wait = worker.config.limits.connect_timeout;

@@ -204,8 +204,7 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
         let stream = match server.scheme {
             Scheme::Http => Stream::Plain(tcp),
             Scheme::Https => {
-                let session =
-                    worker.check_services.sessions.open_session((server, b"h2"), tcp).await;
+                let session = worker.check_services.sessions.open_session(server, b"h2", tcp).await;
                 let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
                 Stream::Client(Box::new(session))
             }

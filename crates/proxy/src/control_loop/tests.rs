@@ -44,9 +44,8 @@ impl Fixture {
         let started = Instant::now();
         let (world, _) = World::new(state.stored_names(), started);
         let telemetry = Telemetry::new();
-        let reported = (telemetry.clone(), world);
         let admin = ([127, 0, 0, 1], 0).into();
-        let follower = Follower::new(Arc::new(config), reported, state, admin, 0);
+        let follower = Follower::new(Arc::new(config), telemetry.clone(), world, state, admin, 0);
         Self { follower, telemetry, control: ControlPlane::default(), started, _scratch: scratch }
     }
 

@@ -39,9 +39,9 @@ impl Bench {
         let state = StateDir::open(&path).unwrap();
         let (world, wanted) = World::new(state.stored_names(), std::time::Instant::now());
         let telemetry = Telemetry::new();
-        let reported = (telemetry.clone(), world);
         let admin = ([127, 0, 0, 1], 0).into();
-        let follower = Rc::new(Follower::new(Arc::new(config), reported, state, admin, 0));
+        let follower =
+            Rc::new(Follower::new(Arc::new(config), telemetry.clone(), world, state, admin, 0));
         follower.connected.set(true);
         let resolvers = Resolvers::new(file, port, |_| false);
         let answerer = Answerer::new(follower, ClusterDomain::default(), resolvers);

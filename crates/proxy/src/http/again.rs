@@ -69,13 +69,12 @@ impl<'a> KeepBack<'a> {
     /// body; `None` if there is no body. `kept_back` receives the decision.
     pub(crate) fn for_attempt(
         actions: Option<&'a CompiledActions>,
-        (worker, request): (&'a Worker, &'a Request<'a>),
+        worker: &'a Worker,
+        request: &'a Request<'a>,
         bears: (Option<&'a ServiceName>, u32),
         held: Option<&'a Hold>,
-        (kept_back, retrying): (
-            &'a Cell<Option<KeptBack>>,
-            (Option<&'a UpstreamCluster>, &'a Retrying),
-        ),
+        kept_back: &'a Cell<Option<KeptBack>>,
+        retrying: (Option<&'a UpstreamCluster>, &'a Retrying),
     ) -> Option<Self> {
         let rule = actions.and_then(|actions| actions.retry.as_ref());
         if rule.is_none() && held.is_none() {
@@ -97,7 +96,7 @@ impl<'a> KeepBack<'a> {
         head: &ResponseHead,
         observer: Option<&ResponseObserver>,
     ) -> bool {
-        let keeps = self.rule.is_some_and(|rule| self.keeps_by(rule, (bytes, head), observer));
+        let keeps = self.rule.is_some_and(|rule| self.keeps_by(rule, bytes, head, observer));
         if let Some(held) = self.held.filter(|_| !keeps) {
             held.release();
         }
@@ -107,7 +106,8 @@ impl<'a> KeepBack<'a> {
     fn keeps_by(
         &self,
         rule: &RetryRule,
-        (bytes, head): (&[u8], &ResponseHead),
+        bytes: &[u8],
+        head: &ResponseHead,
         observer: Option<&ResponseObserver>,
     ) -> bool {
         let status = match self.request.is_grpc() {

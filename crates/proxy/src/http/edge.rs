@@ -21,7 +21,8 @@ use crate::world::ConfigSnapshot;
 pub(crate) async fn route_request(
     session: &Session,
     edge: &Edge,
-    (request, aim): (&Request<'_>, &Aim<'_>),
+    request: &Request<'_>,
+    aim: &Aim<'_>,
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
@@ -42,7 +43,8 @@ pub(crate) async fn route_request(
     let stay = match &mut choice {
         GatewayChoice::Route(choice) => Stay::for_request(
             choice,
-            (&config.plans, may_keep(worker, (&config, None), &view)),
+            &config.plans,
+            may_keep(worker, &config, None, &view),
             &view,
             date::since_epoch,
         ),
@@ -52,8 +54,7 @@ pub(crate) async fn route_request(
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
             rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
-            let backend = (backend, &view);
-            let bound = to_backend(session, backend, record).await?;
+            let bound = to_backend(session, backend, &view, record).await?;
             let actions = rule.actions_at(index).cloned();
             Ok(Bound { timeout: rule.request_timeout, actions, stay, ..bound })
         }
@@ -61,8 +62,8 @@ pub(crate) async fn route_request(
             rule_matches::count_route(&worker.shard, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
-            let at = (edge.scheme, edge.port);
-            let redirection = actions.as_ref().and_then(|it| it.redirection_at(&view, at));
+            let redirection =
+                actions.as_ref().and_then(|it| it.redirection_at(&view, edge.scheme, edge.port));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
             let bound = Bound::to_destination(config.clone(), Destination::Redirected(redirection));
             Ok(Bound { actions, ..bound })
@@ -101,7 +102,8 @@ pub(crate) async fn service_of(
 /// Returns the endpoints of a backend.
 async fn to_backend(
     session: &Session,
-    (backend, view): (&WeightedBackend, &RequestView<'_>),
+    backend: &WeightedBackend,
+    view: &RequestView<'_>,
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let worker = &session.worker;
@@ -109,7 +111,7 @@ async fn to_backend(
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    Ok(to_port(worker, (config, port), view)?)
+    Ok(to_port(worker, config, port, view)?)
 }
 
 impl Exchange<'_, '_> {

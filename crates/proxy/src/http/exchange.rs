@@ -96,7 +96,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         session: &'a Session,
         request: &'a Request<'a>,
         body: &'a mut Source<'io>,
-        (responder, started): (&'a mut Responder<'io>, &'a Cell<bool>),
+        responder: &'a mut Responder<'io>,
+        started: &'a Cell<bool>,
     ) -> Self {
         // Constructed in place: moving a record costs a copy for each request.
         let mut exchange = Self {
@@ -160,9 +161,15 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let bodiless = self.request.method() == "HEAD";
         let edits = self.edits_of_failure();
-        let form = (bodiless, is_call);
-        let answered =
-            rescue::send_error(&failure, self.session, self.responder, form, edits.as_ref()).await;
+        let answered = rescue::send_error(
+            &failure,
+            self.session,
+            self.responder,
+            bodiless,
+            is_call,
+            edits.as_ref(),
+        )
+        .await;
         if answered { Ok(()) } else { Err(ResetCode::Failed) }
     }
 
@@ -269,7 +276,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
     #[inline(never)]
     fn take_tokens(&self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
         let now = self.session.worker.world.age();
-        Ok(bound.config.plans.limits.admit_request(port, (view, self.caller_account()), now)?)
+        Ok(bound.config.plans.limits.admit_request(port, view, self.caller_account(), now)?)
     }
 
     /// Acquires a concurrency permit of the application; returns the tokens if there is none.
@@ -283,7 +290,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let (worker, limits) = (&self.session.worker, &bound.config.plans.limits);
         let is_whole = self.body.is_empty() && !self.request.upgrade;
         let place = limits.acquire_permit(port, is_whole, worker.world.age());
-        let place = place.inspect_err(|_| limits.give_back(port, (view, self.caller_account())))?;
+        let place = place.inspect_err(|_| limits.give_back(port, view, self.caller_account()))?;
         let seat =
             |place| ResponseObserver::Place(Box::new(Seat { place, worker: worker.clone() }));
         self.observer = place.map(seat);
@@ -308,7 +315,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let view = self.request.request_view(aim);
             let marks = lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
             if let Some(rule) = marks.rule {
-                rule_matches::count_tags(&self.session.worker.shard, rule);
+                rule_matches::count_tags(&self.session.worker.shard, rule.0, rule.1);
             }
             let missing = marks.missing_headers(&view);
             self.marks = missing.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
@@ -358,15 +365,15 @@ impl<'a, 'io> Exchange<'a, 'io> {
                         let attempt = pin!(self.send_attempt(aim, bound, &mut tried));
                         match limit {
                             None => attempt.await,
-                            Some(limit) => in_limit(limit, attempt).await,
+                            Some(limit) => in_limit(limit.0, limit.1, attempt).await,
                         }
                     }
                     // Boxed to keep the future small for other requests.
                     Some(rule) => {
-                        let both = Box::pin(self.send_hedged((aim, bound), rule, &mut tried));
+                        let both = Box::pin(self.send_hedged(aim, bound, rule, &mut tried));
                         let outcome = match limit {
                             None => both.await,
-                            Some(limit) => in_limit(limit, both).await,
+                            Some(limit) => in_limit(limit.0, limit.1, both).await,
                         };
                         self.record_hedge(Hedge::Lost);
                         outcome
@@ -382,10 +389,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let again = match rule {
                 None => {
                     self.may_repeat(reason, bound)
-                        && retry::may_retry(reason, &self.attempt_so_far((aim, bound)))
+                        && retry::may_retry(reason, &self.attempt_so_far(aim, bound))
                         && self.retrying.try_claim(bound.cluster.as_deref())
                 }
-                Some(rule) => self.is_tried_again(rule, reason, (aim, bound)).await,
+                Some(rule) => self.is_tried_again(rule, reason, aim, bound).await,
             };
             if !again {
                 let failure = match &bound.cluster {
@@ -418,10 +425,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
         &mut self,
         rule: &RetryRule,
         reason: Reason,
-        (aim, bound): (&Aim<'_>, &Bound),
+        aim: &Aim<'_>,
+        bound: &Bound,
     ) -> bool {
         let worker = &self.session.worker;
-        let attempt = self.attempt_so_far((aim, bound));
+        let attempt = self.attempt_so_far(aim, bound);
         // A withheld response has already been charged to the budget.
         let again = self.progress.kept_back.get().is_some()
             || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
@@ -478,7 +486,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
             let wait = again::Prospect { bound, retries: self.record.retries };
-            let checkout = destined.acquire(worker, self.timed.as_ref(), (found_http2, wait));
+            let checkout = destined.acquire(worker, self.timed.as_ref(), found_http2, wait);
             let checkout = pin!(checkout);
             match &bound.cluster {
                 None => checkout.await,
@@ -533,11 +541,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
             Destination::Application(application) => Ok(Destined::Application(application.clone())),
             Destination::Endpoints(priorities) => {
                 let at = (priorities, bound.cluster.as_deref());
-                let kept =
-                    bound.stay.as_ref().and_then(|stay| self.session_endpoint(stay, at, avoid));
+                let kept = bound
+                    .stay
+                    .as_ref()
+                    .and_then(|stay| self.session_endpoint(stay, at.0, at.1, avoid));
                 let upstream = match kept {
                     Some(kept) => kept,
-                    None => pick_endpoint(&self.session.worker, at, bound.hashed.as_ref(), avoid)?,
+                    None => pick_endpoint(
+                        &self.session.worker,
+                        at.0,
+                        at.1,
+                        bound.hashed.as_ref(),
+                        avoid,
+                    )?,
                 };
                 Ok(Destined::Upstream(upstream))
             }
@@ -550,12 +566,13 @@ impl<'a, 'io> Exchange<'a, 'io> {
     fn session_endpoint(
         &self,
         stay: &Stay,
-        (priorities, cluster): (&Priorities, Option<&UpstreamCluster>),
+        priorities: &Priorities,
+        cluster: Option<&UpstreamCluster>,
         avoid: Option<&EndpointId>,
     ) -> Option<Rc<Upstream>> {
         let worker = &self.session.worker;
         let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
-        session_endpoint(worker, (stay.find_endpoint(endpoints)?, cluster), avoid)
+        session_endpoint(worker, stay.find_endpoint(endpoints)?, cluster, avoid)
     }
 
     /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
@@ -583,7 +600,8 @@ const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", 
 /// Runs an attempt within the per-attempt timeout of its rule. `started`: part of the response has reached the
 /// client. The caller holds a [`cancel::Attempt`].
 async fn in_limit(
-    (limit, started): (AttemptLimit, &Cell<bool>),
+    limit: AttemptLimit,
+    started: &Cell<bool>,
     attempt: impl Future<Output = Result<(), Reason>>,
 ) -> Result<(), Reason> {
     let mut attempt = pin!(attempt);

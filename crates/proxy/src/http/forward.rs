@@ -73,7 +73,7 @@ pub(crate) async fn forward_request(
         Checkout::Http2(checkout) if exchange.request.upgrade && !checkout.takes_upgrades() => {
             drop(checkout);
             let (worker, timed) = (&exchange.session.worker, exchange.timed.as_ref());
-            destined.checkout_http1(worker, (timed, exchange.wait_alone())).await?
+            destined.checkout_http1(worker, timed, exchange.wait_alone()).await?
         }
         checkout => checkout,
     };
@@ -125,7 +125,7 @@ async fn over_link(
         let context = exchange.span().map(Written::from_span);
         let added = exchange.added_headers(context.as_ref());
         let edits =
-            request_edits(exchange, (aim, exchange.actions.as_deref()), Framing::Outside, &added);
+            request_edits(exchange, aim, exchange.actions.as_deref(), Framing::Outside, &added);
         let request = exchange.request;
         link.open_stream(StreamKind::Http, bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
@@ -138,7 +138,7 @@ async fn over_link(
     exchange.progress.request_sent = true;
     let sink = Sink::Link { stream: &stream, max_wait };
     let sending = Sending::at_start(exchange);
-    run_directions(exchange, (sink, sending), Upstreamed::Link(&stream)).await.map(|_| ())
+    run_directions(exchange, sink, sending, Upstreamed::Link(&stream)).await.map(|_| ())
 }
 
 /// Forwards the response to a request that was sent completely.
@@ -148,7 +148,7 @@ pub(crate) async fn forward_response(
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
     let sink = Sink::Link { stream, max_wait };
-    run_directions(exchange, (sink, Sending::Whole), Upstreamed::Link(stream)).await.map(|_| ())
+    run_directions(exchange, sink, Sending::Whole, Upstreamed::Link(stream)).await.map(|_| ())
 }
 
 async fn over_http2(
@@ -168,7 +168,7 @@ async fn over_http2(
     let sink = Sink::Http2 { stream: outgoing, max_wait };
     let sending = Sending::at_start(exchange);
     let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
-    let outcome = run_directions(exchange, (sink, sending), upstream).await;
+    let outcome = run_directions(exchange, sink, sending, upstream).await;
     asked.complete();
     outcome.map(|_| checkout.record_processed())
 }
@@ -189,7 +189,7 @@ async fn over_http1(
     {
         let context = exchange.span().map(Written::from_span);
         let added = exchange.added_headers(context.as_ref());
-        let edits = request_edits(exchange, (aim, exchange.actions.as_deref()), framing, &added);
+        let edits = request_edits(exchange, aim, exchange.actions.as_deref(), framing, &added);
         write_request(&request.bytes, request.head, &edits, writer.output_buffer());
     }
     exchange.progress.request_sent = true;
@@ -199,14 +199,15 @@ async fn over_http1(
     let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
     let sending = Sending::at_start(exchange);
     let upstream = Upstreamed::Http1(reader, sharing);
-    run_directions(exchange, (sink, sending), upstream).await
+    run_directions(exchange, sink, sending, upstream).await
 }
 
 /// Returns the edits of the request's head: by rules on the way to endpoints, by check services and tokens at
 /// the application.
 pub(crate) fn request_edits<'a>(
     exchange: &'a Exchange<'_, '_>,
-    (aim, rule): (&'a Aim<'_>, Option<&'a CompiledActions>),
+    aim: &'a Aim<'_>,
+    rule: Option<&'a CompiledActions>,
     framing: Framing,
     add: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
@@ -243,7 +244,8 @@ enum Upstreamed<'a> {
 fn silence_limit<'a>(
     session: &Session,
     record: &'a Record<'a>,
-    (is_call, answered): (bool, &'a Cell<bool>),
+    is_call: bool,
+    answered: &'a Cell<bool>,
 ) -> Silence<'a> {
     match is_call {
         true => Silence::OfStream(record),
@@ -266,7 +268,8 @@ fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) ->
 /// request's body was not sent to its end. Returns true if the upstream connection is clean.
 async fn run_directions(
     exchange: &mut Exchange<'_, '_>,
-    (mut sink, sending): (Sink<'_>, Sending),
+    mut sink: Sink<'_>,
+    sending: Sending,
     upstream: Upstreamed<'_>,
 ) -> Result<bool, Reason> {
     let mut late = exchange.agree_within.map(|limit| Box::pin(sleep(limit)));
@@ -276,12 +279,13 @@ async fn run_directions(
     let (observer, keeps) = (exchange.observer.as_ref(), exchange.keeps.as_deref());
     let (held, timed, trial) = (&exchange.held, exchange.timed.as_ref(), exchange.trial.as_ref());
     let Progress { body_taken, kept_back, reset, .. } = progress;
-    let kept = (&*kept_back, (trial.map(Trial::upstream_cluster), &exchange.retrying));
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
-    let (record, at) = (&*record, (&*session.worker, &**request));
-    let keep_back = KeepBack::for_attempt(actions.as_deref(), at, bears, held.as_deref(), kept);
+    let (record, rules, worker) = (&*record, actions.as_deref(), &session.worker);
+    let retrying = (trial.map(Trial::upstream_cluster), &exchange.retrying);
+    let keep_back =
+        KeepBack::for_attempt(rules, worker, request, bears, held.as_deref(), kept_back, retrying);
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
-    let silence = silence_limit(session, record, (is_call, started));
+    let silence = silence_limit(session, record, is_call, started);
     let (upgrade, sending) = (request.upgrade, Cell::new(sending));
     let client = responder.client_connection();
     let mut send = pin!(async {
@@ -291,8 +295,8 @@ async fn run_directions(
         if sending.get() != Sending::UnderWay {
             // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
             // the future small for other requests.
-            let source = (&mut **body, &mut sink);
-            return Box::pin(tunnel::forward_client(source, session, &noted, &sending)).await;
+            let tunnel = tunnel::forward_client(body, &mut sink, session, &noted, &sending);
+            return Box::pin(tunnel).await;
         }
         forward_body(body, &mut sink, silence, &noted).await
     });
@@ -319,7 +323,7 @@ async fn run_directions(
         if sending.get().is_under_way()
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            sending.set(Sending::after_body(sent, started.get(), (observer, timed))?);
+            sending.set(Sending::after_body(sent, started.get(), observer, timed)?);
         }
         let held = sending.get() == Sending::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
@@ -332,11 +336,9 @@ async fn run_directions(
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        let watched = client.as_ref().filter(|_| sending.get().is_watched(upgrade));
-        if watched.is_some_and(|io| io.poll_gone(cx).is_ready()) {
-            return Poll::Ready(Err(Reason::DownstreamClosed));
-        }
-        Poll::Pending
+        let is_watched = sending.get().is_watched(upgrade);
+        let gone = client.as_ref().filter(|io| is_watched && io.poll_gone(cx).is_ready());
+        gone.map_or(Poll::Pending, |_| Poll::Ready(Err(Reason::DownstreamClosed)))
     })
     .await?;
     Ok(reusable && matches!(sending.get(), Sending::Whole | Sending::Held))
@@ -384,7 +386,7 @@ async fn receive_response(
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = reply.worker.response_heads.lend();
-            parse_head(&mut head, &bytes, (reply.answers, reply.upgrade), interim)?;
+            parse_head(&mut head, &bytes, reply.answers, reply.upgrade, interim)?;
             if interim {
                 allowance.spend_head(&bytes)?;
                 reply.send_interim(&bytes, &head).await?;
@@ -456,7 +458,7 @@ async fn receive_http2(
         })?;
         let (mut parts, body) = match answer {
             Http2Answer::Interim(bytes) => {
-                parse_head(&mut head, &bytes, asked, true)?;
+                parse_head(&mut head, &bytes, asked.0, asked.1, true)?;
                 awaited.collect_during(reply.send_interim(&bytes, &head)).await??;
                 continue;
             }
@@ -467,7 +469,7 @@ async fn receive_http2(
             true => connect::switching_response(&mut parts, reply.request),
             false => head::response_to_http1(&parts),
         };
-        parse_head(&mut head, &bytes, asked, false)?;
+        parse_head(&mut head, &bytes, asked.0, asked.1, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => Source::Http2(Received::new(body)),
             // Further bytes would be taken for the next response.
@@ -496,7 +498,8 @@ fn bodiless_source<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
 fn parse_head(
     head: &mut ResponseHead,
     bytes: &[u8],
-    (answers, upgrade): (Answers, bool),
+    answers: Answers,
+    upgrade: bool,
     interim: bool,
 ) -> Result<(), Reason> {
     match head.parse(bytes, answers) {
@@ -536,7 +539,7 @@ impl Reply<'_, '_> {
             return Err(Reason::UpstreamReset);
         }
         if let Some(observer) = self.observer {
-            observer.record_response(self.request, (bytes, head));
+            observer.record_response(self.request, bytes, head);
         }
         self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
@@ -550,14 +553,14 @@ impl Reply<'_, '_> {
         }
         if head.tunnel {
             // Boxed to keep the future small for other requests.
-            return Box::pin(self.forward_upstream((bytes, head), source)).await;
+            return Box::pin(self.forward_upstream(bytes, head, source)).await;
         }
         self.record.head.status.set(head.status);
         self.started.set(true);
         let bodiless = source.is_empty();
         let mut sink = self
             .responder
-            .start(bytes, (head, self.edits, self.keeps), bodiless)
+            .start(bytes, head, self.edits, self.keeps, bodiless)
             .map_err(|_| Reason::DownstreamClosed)?;
         if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
             if let Some(call) = self.given.call {

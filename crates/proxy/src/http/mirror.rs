@@ -127,8 +127,8 @@ impl Copy {
         let port = service.and_then(|plan| plan.ports.get(&backend.port));
         let port = port.ok_or(Reason::InvalidBackend)?;
         let priorities = permitted_endpoints(&worker, port, None)?;
-        let cluster = worker.cluster_for(port.traffic_policy.as_ref(), (port, config.version));
-        let upstream = pick_endpoint(&worker, (&priorities, cluster.as_deref()), None, None)?;
+        let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
+        let upstream = pick_endpoint(&worker, &priorities, cluster.as_deref(), None, None)?;
         // A member with a foreign proxy would need another framing.
         if upstream.is_foreign() && !upstream.is_plain() {
             return Err(Reason::Unsupported);
@@ -147,10 +147,10 @@ impl Copy {
         let outcome = match checkout {
             Ok(Checkout::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
             Ok(Checkout::Http1(connection)) if upstream.is_plain() => {
-                plain::over_http1(&worker, (&upstream, connection), head, body).await
+                plain::over_http1(&worker, &upstream, connection, head, body).await
             }
             Ok(Checkout::Http2(checkout)) if upstream.is_plain() => {
-                plain::over_http2(&worker, (&upstream, cluster.as_deref()), checkout, head, body)
+                plain::over_http2(&worker, &upstream, cluster.as_deref(), checkout, head, body)
                     .await
             }
             // No failure of the endpoint: no request was sent.

@@ -18,7 +18,8 @@ use crate::upstream::Application;
 pub(crate) fn route_outside(
     session: &Session,
     at: SocketAddr,
-    (request, aim): (&Request<'_>, &Aim<'_>),
+    request: &Request<'_>,
+    aim: &Aim<'_>,
 ) -> Result<Bound, Reason> {
     let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let plans = &config.plans;

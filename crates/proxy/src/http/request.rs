@@ -18,7 +18,7 @@ pub(crate) struct Request<'a> {
 
 /// True for an upgrade that is forwarded. A request for any other upgrade is forwarded without it: a server may
 /// ignore `Upgrade` (RFC 9110 §7.8).
-pub(crate) fn may_upgrade(upgrades: &Upgrades, (head, bytes): (&RequestHead, &[u8])) -> bool {
+pub(crate) fn may_upgrade(upgrades: &Upgrades, head: &RequestHead, bytes: &[u8]) -> bool {
     head.upgrade
         && (head.websocket
             || head.find(bytes, "upgrade").all(|value| {
@@ -85,7 +85,7 @@ impl Request<'_> {
                 Err(Reason::Unsupported)
             }
             Target::Absolute { authority, path, query, .. } => {
-                Ok(self.absolute_target(authority, (path, query)))
+                Ok(self.absolute_target(authority, path, query))
             }
             Target::Asterisk => Ok(aim(host(), "*", None, None)),
             Target::Authority { .. } => Err(Reason::Unsupported),
@@ -96,7 +96,7 @@ impl Request<'_> {
     pub(crate) fn aim_of_any_scheme(&self) -> Result<Aim<'_>, Reason> {
         self.parse_target().or_else(|reason| match self.head.parsed_target(&self.bytes) {
             Ok(Target::Absolute { authority, path, query, .. }) => {
-                Ok(self.absolute_target(authority, (path, query)))
+                Ok(self.absolute_target(authority, path, query))
             }
             Ok(_) | Err(_) => Err(reason),
         })
@@ -105,7 +105,8 @@ impl Request<'_> {
     fn absolute_target<'b>(
         &'b self,
         authority: &'b [u8],
-        (path, query): (&'b [u8], Option<&'b [u8]>),
+        path: &'b [u8],
+        query: Option<&'b [u8]>,
     ) -> Aim<'b> {
         let method = self.head.method.slice_in(&self.bytes);
         let (path, query) = (ascii_text(path), query.map(ascii_text));

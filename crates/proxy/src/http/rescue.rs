@@ -18,7 +18,8 @@ pub(crate) async fn send_error(
     failure: &Failure,
     session: &Session,
     responder: &mut Responder<'_>,
-    (bodiless, is_call): (bool, bool),
+    bodiless: bool,
+    is_call: bool,
     edits: Option<&FieldEdits>,
 ) -> bool {
     let status = failure.status();

@@ -106,7 +106,9 @@ impl Responder<'_> {
     pub(crate) fn start(
         &mut self,
         bytes: &[u8],
-        (head, rule, more): (&ResponseHead, Option<&FieldEdits>, Option<&Named>),
+        head: &ResponseHead,
+        rule: Option<&FieldEdits>,
+        more: Option<&Named>,
         bodiless: bool,
     ) -> Result<Sink<'_>, ClientGone> {
         let date = date::missing_date(bytes, head).filter(|_| !rule.is_some_and(removes_date));
@@ -137,7 +139,7 @@ impl Responder<'_> {
                 Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { reply, max_wait, .. } => {
-                let stream = reply.start(bytes, head, (add, rule), bodiless)?;
+                let stream = reply.start(bytes, head, add, rule, bodiless)?;
                 Ok(Sink::Http2 { stream, max_wait: *max_wait })
             }
             Self::Link { stream, max_wait } => {

@@ -92,23 +92,21 @@ pub(crate) async fn route_request(
     match &session.listener_kind {
         ListenerKind::Inbound { port } => {
             let found_http2 = session.found_http2 || request.head.http2;
-            route_inbound(session, (*port, found_http2), record)
+            route_inbound(session, *port, found_http2, record)
         }
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
             // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
             // resolved.
             record.subject.service = Some(service.clone());
-            to_service(session, (service, *port), request, aim, record).await
+            to_service(session, service, *port, request, aim, record).await
         }
-        ListenerKind::Pinned { at, id } => route_pinned(session, (*at, id), record).await,
+        ListenerKind::Pinned { at, id } => route_pinned(session, *at, id, record).await,
         // Boxed to keep the future small for other requests.
         ListenerKind::Gateway { .. } => match &session.edge {
-            Some(edge) => {
-                Box::pin(edge::route_request(session, edge, (request, aim), record)).await
-            }
+            Some(edge) => Box::pin(edge::route_request(session, edge, request, aim, record)).await,
             None => Err(Reason::NoRoute.into()),
         },
-        ListenerKind::Address(at) => Ok(outside::route_outside(session, *at, (request, aim))?),
+        ListenerKind::Address(at) => Ok(outside::route_outside(session, *at, request, aim)?),
         ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
             // looped back has none.
@@ -119,9 +117,9 @@ pub(crate) async fn route_request(
             };
             match named {
                 Named::Service(service, port) => {
-                    to_service(session, (&service, port), request, aim, record).await
+                    to_service(session, &service, port, request, aim, record).await
                 }
-                Named::Outside(at) => Ok(outside::route_outside(session, at, (request, aim))?),
+                Named::Outside(at) => Ok(outside::route_outside(session, at, request, aim)?),
             }
         }
     }
@@ -130,7 +128,8 @@ pub(crate) async fn route_request(
 /// Routes to one specific workload; routes and policies of its service do not apply.
 async fn route_pinned(
     session: &Session,
-    (at, id): (SocketAddr, &EndpointId),
+    at: SocketAddr,
+    id: &EndpointId,
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     record.subject.service = Some(id.service.clone());
@@ -152,7 +151,8 @@ async fn route_pinned(
 /// does the application if it declares no protocol.
 pub(crate) fn route_inbound(
     session: &Session,
-    (port, found_http2): (u16, bool),
+    port: u16,
+    found_http2: bool,
     record: &mut Record<'_>,
 ) -> Result<Bound, Failure> {
     let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
@@ -210,7 +210,8 @@ pub(crate) async fn tunnel_destination(
 
 async fn to_service(
     session: &Session,
-    (service, port): (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     request: &Request<'_>,
     aim: &Aim<'_>,
     record: &mut Record<'_>,
@@ -230,8 +231,8 @@ async fn to_service(
     }
     let view = request.request_view(aim);
     let mut choice = port_plan.routes.choose_backend(&view, worker.random_number());
-    let may_keep = may_keep(worker, (&config, Some(port_plan)), &view);
-    let stay = Stay::for_request(&mut choice, (&config.plans, may_keep), &view, date::since_epoch);
+    let may_keep = may_keep(worker, &config, Some(port_plan), &view);
+    let stay = Stay::for_request(&mut choice, &config.plans, may_keep, &view, date::since_epoch);
     let (behind, policies, timeout, actions) = match choice {
         RouteChoice::Direct => {
             let actions = port_plan.routes.direct_actions().cloned();
@@ -244,7 +245,7 @@ async fn to_service(
             let behind = behind.and_then(|plan| plan.ports.get(&backend.port));
             let behind = behind.ok_or(Reason::InvalidBackend)?;
             record.subject.service = Some(backend.service.clone());
-            let policies = port_plan.policies_of_rule((rule.index, index), behind);
+            let policies = port_plan.policies_of_rule(rule.index, index, behind);
             (behind, policies, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
@@ -267,8 +268,8 @@ async fn to_service(
     if policies.0.is_none() {
         return Ok(Bound { timeout, actions, stay, ..Bound::to_destination(config, destination) });
     }
-    let hashed = request_hash((&config, behind), policies, Some(&view));
-    let cluster = worker.cluster_for(policies.0, (behind, config.version));
+    let hashed = request_hash(&config, behind, policies, Some(&view));
+    let cluster = worker.cluster_for(policies.0, behind, config.version);
     let unusual = unusual_policy(policies.0);
     Ok(Bound { destination, timeout, actions, cluster, hashed, unusual, stay, config })
 }
@@ -285,34 +286,36 @@ fn protocol_changed(session: &Session) -> Failure {
 /// another backend may be used. `called`: the port of the called service, if any.
 pub(crate) fn may_keep<'a>(
     worker: &'a Rc<Worker>,
-    (config, called): (&'a ConfigSnapshot, Option<&'a PortPlan>),
+    config: &'a ConfigSnapshot,
+    called: Option<&'a PortPlan>,
     view: &'a RequestView<'_>,
 ) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool + 'a {
     move |port, endpoint| {
         let id = &endpoint.id;
         let policies = called
             .map_or_else(|| port.own_policies(), |it| it.policies_to(&id.service, id.port, port));
-        let cluster = worker.cluster_for(policies.0, (port, config.version));
+        let cluster = worker.cluster_for(policies.0, port, config.version);
         let is_left = port.tags.as_ref().is_none_or(|tags| {
             let left = tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
             let left =
                 left.as_ref().map(|left| left.serving_endpoints(worker, cluster.as_deref(), None));
             left.is_some_and(|left| left.iter().any(|left| left.id == endpoint.id))
         });
-        is_left && session_endpoint(worker, (endpoint, cluster.as_deref()), None).is_some()
+        is_left && session_endpoint(worker, endpoint, cluster.as_deref(), None).is_some()
     }
 }
 
 /// Returns the endpoints of a port that may receive a request, with their upstream cluster state.
 pub(crate) fn to_port(
     worker: &Rc<Worker>,
-    (config, port): (Arc<ConfigSnapshot>, &PortPlan),
+    config: Arc<ConfigSnapshot>,
+    port: &PortPlan,
     view: &RequestView<'_>,
 ) -> Result<Bound, Reason> {
     let endpoints = permitted_endpoints(worker, port, Some(view))?;
     let policies = port.own_policies();
-    let hashed = request_hash((&config, port), policies, Some(view));
-    let cluster = worker.cluster_for(policies.0, (port, config.version));
+    let hashed = request_hash(&config, port, policies, Some(view));
+    let cluster = worker.cluster_for(policies.0, port, config.version);
     let unusual = unusual_policy(policies.0);
     let bound = Bound::to_destination(config, Destination::Endpoints(endpoints));
     Ok(Bound { cluster, hashed, unusual, ..bound })
@@ -327,7 +330,8 @@ fn unusual_policy(
 
 /// Returns the hash of a request, or of a connection without visible requests.
 pub(crate) fn request_hash(
-    (config, port): (&ConfigSnapshot, &PortPlan),
+    config: &ConfigSnapshot,
+    port: &PortPlan,
     (traffic_policy, places): EffectivePolicies<'_>,
     request: Option<&RequestView<'_>>,
 ) -> Option<Hashed> {
@@ -353,7 +357,8 @@ pub(crate) fn permitted_endpoints(
         Some(request) => tags.choose_instances(request, &mut chance),
         None => tags.without_request(&mut chance),
     };
-    tags.matched_rules(&decision).for_each(|rule| rule_matches::count_tags(&worker.shard, rule));
+    tags.matched_rules(&decision)
+        .for_each(|rule| rule_matches::count_tags(&worker.shard, rule.0, rule.1));
     tag_priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 

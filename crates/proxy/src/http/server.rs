@@ -99,8 +99,8 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             None => return Some(reject_unreadable(session, io, Reason::HeadTimeout).await),
         };
         if head.http2 {
-            if let Some(first) = offer::accept_upgrade(session, io, (&head, &bytes)) {
-                return Some(go_on_in_http2(&mut writer, (first, reader.buffer)).await);
+            if let Some(first) = offer::accept_upgrade(session, io, &head, &bytes) {
+                return Some(go_on_in_http2(&mut writer, first, reader.buffer).await);
             }
             // This field describes the client only on a link.
             head.http2 = false;
@@ -109,7 +109,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             claims::remove_claims(&mut head, &bytes);
         }
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-        let upgrade = bodiless && may_upgrade(&worker.config.upgrades, (&head, &bytes));
+        let upgrade = bodiless && may_upgrade(&worker.config.upgrades, &head, &bytes);
         let request = Request { bytes, head: &head, upgrade };
         // For other listeners, the request pipeline rejects a tunnel.
         if session.listener_kind == ListenerKind::HttpProxy && request.method() == "CONNECT" {
@@ -127,7 +127,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
         let mut body = Source::from_http1(&mut reader, length);
         let (started, to) = (Cell::new(false), &mut responder);
-        let ended = Exchange::new(session, &request, &mut body, (to, &started)).run().await;
+        let ended = Exchange::new(session, &request, &mut body, to, &started).run().await;
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After a rejected upgrade the connection remains usable.
         let whole = body.is_complete() || upgrade;
@@ -143,7 +143,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
 }
 
 /// Accepts a client's offer of HTTP/2.
-async fn go_on_in_http2(writer: &mut Writer, (first, early): (Bytes, BytesMut)) -> Served {
+async fn go_on_in_http2(writer: &mut Writer, first: Bytes, early: BytesMut) -> Served {
     writer.output_buffer().extend_from_slice(offer::SWITCHING);
     match writer.flush().await {
         Ok(()) => Served::Http2 { first, early },
@@ -219,7 +219,7 @@ pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason
     let mut responder =
         Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
-    if rescue::send_error(&failure, session, &mut responder, (false, false), None).await {
+    if rescue::send_error(&failure, session, &mut responder, false, false, None).await {
         drop(record);
         io.close_lingering().await;
     }
@@ -234,8 +234,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
     let mut responder = Responder::Link { stream, max_wait };
     match parse_head(&mut head, opened) {
         Ok(()) => {
-            let may_upgrade =
-                || may_upgrade(&session.worker.config.upgrades, (&head, &opened.head));
+            let may_upgrade = || may_upgrade(&session.worker.config.upgrades, &head, &opened.head);
             let upgrade = !opened.end && head.body == BodyLength::Empty && may_upgrade();
             let length = match head.body {
                 BodyLength::Empty if upgrade => BodyLength::UntilClose,
@@ -245,7 +244,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             let mut body = Source::from_link(stream, length);
             let started = Cell::new(false);
             let mut exchange =
-                Exchange::new(session, &request, &mut body, (&mut responder, &started));
+                Exchange::new(session, &request, &mut body, &mut responder, &started);
             let given_up = cancel::Request;
             {
                 let mut running = pin!(exchange.run());
@@ -270,7 +269,7 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
             let reason = downstream_reason(&error);
             let _record = Record::unreadable(session, reason);
             let failure = Failure::from(reason);
-            rescue::send_error(&failure, session, &mut responder, (false, false), None).await;
+            rescue::send_error(&failure, session, &mut responder, false, false, None).await;
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn from_upgrade(
     request: &Request<'_>,
     place: (&str, &str, &str),
 ) -> Result<http::Request<()>, Reason> {
-    let mut asked = head::request_to(&request.bytes, request.head, place)?;
+    let mut asked = head::request_to(&request.bytes, request.head, place.0, place.1, place.2)?;
     let protocol = upgrade_protocol(request).ok_or(Reason::Unsupported)?;
     *asked.method_mut() = Method::CONNECT;
     asked.headers_mut().remove(SEC_WEBSOCKET_KEY);

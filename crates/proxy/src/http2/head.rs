@@ -102,7 +102,9 @@ fn put_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
 pub(crate) fn request_to(
     bytes: &[u8],
     head: &RequestHead,
-    (scheme, authority, target): (&str, &str, &str),
+    scheme: &str,
+    authority: &str,
+    target: &str,
 ) -> Result<Request<()>, Reason> {
     let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(target).build();
     let method = Method::from_bytes(head.method.slice_in(bytes)).map_err(|_| Reason::BadRequest)?;

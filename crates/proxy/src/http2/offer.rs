@@ -18,7 +18,8 @@ pub(crate) const SWITCHING: &[u8] =
 pub(crate) fn accept_upgrade(
     session: &Session,
     io: &Io,
-    (head, bytes): (&RequestHead, &[u8]),
+    head: &RequestHead,
+    bytes: &[u8],
 ) -> Option<Bytes> {
     let is_served = match session.listener_kind {
         ListenerKind::Inbound { .. }

@@ -46,7 +46,7 @@ pub(crate) async fn serve_connection(session: Rc<Session>, io: &Io, early: Bytes
 }
 
 /// Serves a client that upgraded from HTTP/1.1; `first` is the frame with its request.
-pub(crate) async fn go_on(session: Rc<Session>, io: &Io, (first, early): (Bytes, BytesMut)) {
+pub(crate) async fn go_on(session: Rc<Session>, io: &Io, first: Bytes, early: BytesMut) {
     serve_over(session, io, Transport::with_frame(io.clone(), early, first)).await;
 }
 
@@ -220,10 +220,10 @@ async fn serve_stream(
     let mut responder =
         Responder::Http2 { reply: reply.clone(), max_wait, grpc: is_grpc(&parts.headers) };
     let mut lent = worker.request_heads.lend();
-    let parsed = parse_head(&mut lent, (&parts, upgrade), &body);
+    let parsed = parse_head(&mut lent, &parts, upgrade, &body);
     // RFC 8441 §4 has no way to continue without the protocol.
     let parsed = parsed.and_then(|bytes| match upgrade {
-        true if !may_upgrade(&worker.config.upgrades, (&lent, &bytes)) => Err(Reason::Unsupported),
+        true if !may_upgrade(&worker.config.upgrades, &lent, &bytes) => Err(Reason::Unsupported),
         _ => Ok(bytes),
     });
     let bytes = match parsed {
@@ -231,7 +231,7 @@ async fn serve_stream(
         Err(reason) => {
             let _record = Record::unreadable(session, reason);
             let failure = Failure::from(reason);
-            rescue::send_error(&failure, session, &mut responder, (false, false), None).await;
+            rescue::send_error(&failure, session, &mut responder, false, false, None).await;
             return Served::Answered;
         }
     };
@@ -247,8 +247,7 @@ async fn serve_stream(
     let started = Cell::new(false);
     let given_up = cancel::Request;
     let ended = {
-        let ends = (&mut responder, &started);
-        let mut exchange = Exchange::new(session, &request, &mut source, ends);
+        let mut exchange = Exchange::new(session, &request, &mut source, &mut responder, &started);
         let ended = {
             let mut running = pin!(exchange.run());
             tokio::select! {
@@ -312,7 +311,8 @@ async fn read_out(source: &mut Source<'_>) {
 /// Parses the head as HTTP/1.1, by the same strict rules.
 fn parse_head(
     head: &mut RequestHead,
-    (parts, upgrade): (&http::request::Parts, bool),
+    parts: &http::request::Parts,
+    upgrade: bool,
     body: &RecvStream,
 ) -> Result<Bytes, Reason> {
     let bytes = head::request_to_http1(parts)?.freeze();

@@ -232,7 +232,8 @@ impl Reply {
         &self,
         bytes: &[u8],
         head: &ResponseHead,
-        (add, rule): (&[(&str, &[u8])], Option<&FieldEdits>),
+        add: &[(&str, &[u8])],
+        rule: Option<&FieldEdits>,
         bodiless: bool,
     ) -> Result<Outgoing, ClientGone> {
         let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;

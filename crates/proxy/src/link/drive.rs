@@ -326,11 +326,11 @@ mod tests {
 
     async fn link_for(idle: Duration, word: &'static [u8]) -> LinkHandle {
         let rhythm = Rhythm { beat: PERIOD, tick: PERIOD / 4, idle };
-        link_with((rhythm, Duration::ZERO), word).await
+        link_with(rhythm, Duration::ZERO, word).await
     }
 
     /// The same, with a peer that pauses before each `word`.
-    async fn link_with((rhythm, pause): (Rhythm, Duration), word: &'static [u8]) -> LinkHandle {
+    async fn link_with(rhythm: Rhythm, pause: Duration, word: &'static [u8]) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
             client.send_bytes(Link::new(Role::Acceptor, Limits::default()).output()).await;
             let mut heard = [0; 1024];
@@ -380,7 +380,7 @@ mod tests {
         run(async {
             // The responses arrive between the second and the third check after each ping.
             let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
-            let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
+            let link = link_with(Rhythm { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             assert!(tokio::time::timeout(pause * 4, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
@@ -392,7 +392,7 @@ mod tests {
         run(async {
             // Each response arrives between the sixth and the seventh check after its ping.
             let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
-            let link = link_with((Rhythm { beat: BEAT, tick, idle: IDLE }, pause), PONG).await;
+            let link = link_with(Rhythm { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
             let noted = Rc::new(RefCell::new(Vec::new()));
             let notes = noted.clone();
             link.on_silence(move |_, is_silent| notes.borrow_mut().push(is_silent));

@@ -90,8 +90,11 @@ impl<'a> Examination<'a> {
             return Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into());
         }
         let access = &config.plans.access;
-        let peer = (self.session.identity.as_deref(), self.port);
-        let permit = access.visit(peer, Some(self.session.origin()))?;
+        let permit = access.visit(
+            self.session.identity.as_deref(),
+            self.port,
+            Some(self.session.origin()),
+        )?;
         Ok(access.hidden_request(&permit)?)
     }
 }

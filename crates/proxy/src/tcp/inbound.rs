@@ -96,13 +96,13 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
     let mut plain = (Reader::new(near.clone()), Writer::new(near, limits.idle_connection));
     let (sent, received) = (Cell::new(0), Cell::new(0));
-    let counted = (&sent, &received);
     let carried = forward_counted(
         &mut plain,
         stream,
         Towards::Application(None),
         limits.idle_connection,
-        counted,
+        &sent,
+        &received,
     );
     let (mut carried, mut served) = (pin!(carried), pin!(serve_first(session, port, far)));
     let ended = tokio::select! {
@@ -164,7 +164,7 @@ async fn carry_plainly(
     early: BytesMut,
 ) -> Result<(), Reason> {
     let mut record = Record::open(session, "tcp");
-    match attempt_plainly(session, port, (io, early), &mut record).await {
+    match attempt_plainly(session, port, io, early, &mut record).await {
         Ok(()) => {
             record.mark_succeeded();
             Ok(())
@@ -179,7 +179,8 @@ async fn carry_plainly(
 async fn attempt_plainly(
     session: &Session,
     port: u16,
-    (io, early): (&Io, BytesMut),
+    io: &Io,
+    early: BytesMut,
     record: &mut Record<'_>,
 ) -> Result<(), Failure> {
     let connection = connect_application(session, port, record).await;
@@ -193,7 +194,7 @@ async fn attempt_plainly(
     let cut = server.1.io.clone();
     let examination = Examination::for_port(session, port);
     tokio::select! {
-        spliced = copy_bytes((client, server), max_wait, record, examination.as_ref()) => Ok(spliced?),
+        spliced = copy_bytes(client, server, max_wait, record, examination.as_ref()) => Ok(spliced?),
         denied = wait_until_denied(session, port, examination.as_ref()) => {
             cut.reset_on_drop();
             Err(denied)
@@ -217,7 +218,7 @@ fn permitted_application(
     port: u16,
     record: &mut Record<'_>,
 ) -> Result<Rc<Application>, Failure> {
-    let bound = route::route_inbound(session, (port, false), record)?;
+    let bound = route::route_inbound(session, port, false, record)?;
     let permit = session.authorize_peer(&bound.config, record.started)?;
     let access = &bound.config.plans.access;
     record.record_permit(access, access.authorize_tcp(&permit)?);
@@ -251,8 +252,7 @@ async fn wait_until_denied(
         // Checked at the start as well: the policies may have changed since the stream was accepted.
         if let Some(config) = world.current_config() {
             let access = &config.plans.access;
-            let peer = (session.identity.as_deref(), port);
-            let permit = access.visit(peer, Some(session.origin()));
+            let permit = access.visit(session.identity.as_deref(), port, Some(session.origin()));
             if let Err(denial) = permit.and_then(|permit| access.authorize_tcp(&permit)) {
                 return denial.into();
             }

@@ -46,12 +46,13 @@ pub(super) async fn forward_bytes(
             Passage::Link(stream) => {
                 let towards = Towards::Link;
                 let carried =
-                    forward_counted(&mut client, &stream, towards, max_wait, counted).await;
+                    forward_counted(&mut client, &stream, towards, max_wait, counted.0, counted.1)
+                        .await;
                 carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
             }
             Passage::Plain(connection) => {
                 let server = Writer::new(connection.writer.io.clone(), max_wait);
-                copy_bytes((client, (connection.reader, server)), max_wait, record, None).await
+                copy_bytes(client, (connection.reader, server), max_wait, record, None).await
             }
         }
     };

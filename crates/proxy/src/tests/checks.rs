@@ -29,19 +29,20 @@ fn get_healthz() -> HealthProbe {
 
 /// The client's sidecar checks these endpoints often; two results in a row decide, and requests never do.
 fn ask_all(mesh: &Mesh, probe: HealthProbe, endpoints: &[Endpoint]) {
-    ask_within(mesh, (probe, Duration::from_secs(60)), endpoints);
+    ask_within(mesh, probe, Duration::from_secs(60), endpoints);
 }
 
 /// The same with a timeout.
-fn ask_within(mesh: &Mesh, (probe, timeout): (HealthProbe, Duration), endpoints: &[Endpoint]) {
-    ask_every(Duration::from_millis(20), mesh, (probe, timeout), endpoints);
+fn ask_within(mesh: &Mesh, probe: HealthProbe, timeout: Duration, endpoints: &[Endpoint]) {
+    ask_every(Duration::from_millis(20), mesh, probe, timeout, endpoints);
 }
 
 /// The same with this interval.
 fn ask_every(
     time: Duration,
     mesh: &Mesh,
-    (probe, timeout): (HealthProbe, Duration),
+    probe: HealthProbe,
+    timeout: Duration,
     endpoints: &[Endpoint],
 ) {
     let rule = OutlierDetection {
@@ -144,8 +145,12 @@ fn who_does_not_answer_in_time_or_is_not_there_has_failed() {
             let well = Application::with_response(OK).await;
             let mesh = Mesh::permissive(well.address).await;
             let (_server, second) = mesh.start_server("ratings-2", ill).await;
-            let probe = (get_healthz(), Duration::from_millis(200));
-            ask_within(&mesh, probe, &[mesh.server_endpoint(), second]);
+            ask_within(
+                &mesh,
+                get_healthz(),
+                Duration::from_millis(200),
+                &[mesh.server_endpoint(), second],
+            );
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-2"]).await;
@@ -296,7 +301,7 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
         let external_client = meshed_endpoint("ratings-3", foreign.address, "ratings");
         // Each check completes before the next, even on a busy machine.
         let (often, limit) = (Duration::from_millis(500), Duration::from_secs(60));
-        ask_every(often, &mesh, (get_healthz(), limit), &[alone, external_client]);
+        ask_every(often, &mesh, get_healthz(), limit, &[alone, external_client]);
         client_cluster(&mesh);
         wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 10).await;
         assert_eq!(client_count(&mesh, Count::HealthChecksFailed), 0);
@@ -309,5 +314,5 @@ fn client_cluster(mesh: &Mesh) -> Rc<UpstreamCluster> {
     let worker = &mesh.client.worker;
     let config = worker.world.current_config().unwrap();
     let port = &config.plans.service(&test_service()).unwrap().ports[&PORT];
-    worker.cluster_for(port.traffic_policy.as_ref(), (port, config.version)).unwrap()
+    worker.cluster_for(port.traffic_policy.as_ref(), port, config.version).unwrap()
 }

@@ -70,13 +70,13 @@ fn allocations_where_operators_look() {
 fn count_blocks(sight: Sight) {
     run(async {
         let (_mesh, mut clients) = start_exchange(2, sight).await;
-        exchange_all(&mut clients, (ROUNDS, 2)).await;
+        exchange_all(&mut clients, ROUNDS, 2).await;
         let mut figures = Vec::new();
         for count in [FEW, MANY] {
             // Allocations of the first round may grow once more.
-            exchange_all(&mut clients[..count], (ROUNDS, 2)).await;
+            exchange_all(&mut clients[..count], ROUNDS, 2).await;
             let _profiler = dhat::Profiler::builder().testing().build();
-            exchange_all(&mut clients[..count], (ROUNDS, 2)).await;
+            exchange_all(&mut clients[..count], ROUNDS, 2).await;
             figures.push(dhat::HeapStats::get().total_blocks.to_string());
         }
         print_line(&format!("{REPORT}{}", figures.join(" ")));
@@ -111,7 +111,7 @@ fn many_exchanges_seen() {
 
 async fn run_rounds(count: usize, sight: Sight) {
     let (_mesh, mut clients) = start_exchange(BODY, sight).await;
-    exchange_all(&mut clients, (count, BODY)).await;
+    exchange_all(&mut clients, count, BODY).await;
 }
 
 /// Creates a mesh with an application that responds with `body` bytes, and its clients.
@@ -186,7 +186,7 @@ async fn serve_responses(mut tcp: TcpStream, response: Vec<u8>) {
 }
 
 /// Sends a request from every client, all of them at once in each round.
-async fn exchange_all(clients: &mut [TcpStream], (rounds, body): (usize, usize)) {
+async fn exchange_all(clients: &mut [TcpStream], rounds: usize, body: usize) {
     let length = response_bytes(body).len();
     let mut answer = [0; 4096];
     for _ in 0..rounds {

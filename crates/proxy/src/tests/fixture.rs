@@ -154,8 +154,10 @@ impl Mesh {
         let (server, inbound) = start_sidecar(
             &authority,
             directory.path(),
-            ("ratings-1", "ratings"),
-            (application, &setup),
+            "ratings-1",
+            "ratings",
+            application,
+            &setup,
         )
         .await;
         let client = Sidecar::new("productpage", directory.path(), &setup);
@@ -177,7 +179,8 @@ impl Mesh {
         let names = (workload, "ratings");
         let directory = self.directory.path();
         let (sidecar, inbound) =
-            start_sidecar(&self.authority, directory, names, (application, &self.setup)).await;
+            start_sidecar(&self.authority, directory, names.0, names.1, application, &self.setup)
+                .await;
         (sidecar, meshed_endpoint(workload, inbound, "ratings"))
     }
 
@@ -190,7 +193,7 @@ impl Mesh {
     ) -> (Sidecar, Endpoint) {
         let (names, directory) = ((workload, "ratings"), self.directory.path());
         let (sidecar, inbound) =
-            start_sidecar(&self.authority, directory, names, (application, setup)).await;
+            start_sidecar(&self.authority, directory, names.0, names.1, application, setup).await;
         (sidecar, meshed_endpoint(workload, inbound, "ratings"))
     }
 
@@ -259,8 +262,10 @@ impl Mesh {
 async fn start_sidecar(
     authority: &Authority,
     directory: &Path,
-    (workload, account): (&str, &str),
-    (application, setup): (SocketAddr, &Setup),
+    workload: &str,
+    account: &str,
+    application: SocketAddr,
+    setup: &Setup,
 ) -> (Sidecar, SocketAddr) {
     let mut sidecar = Sidecar::new(workload, directory, setup);
     sidecar.port = application.port();

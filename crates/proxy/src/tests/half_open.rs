@@ -25,7 +25,7 @@ fn members_come_in_past_ten_times_as_many_silent_clients() {
         let mesh = Mesh::new(app.address, narrow_setup()).await;
         let identity = test_credential(&mesh.authority, "foreign");
         for sent in Sent::HANDSHAKES {
-            expect_served((mesh.inbound, 10 * ROOM), (sent, ALPN_LINK), async || {
+            expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {
                 let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
                 assert_eq!(Client::new(tls).send_request(GET).await.status, 200);
             })
@@ -46,7 +46,7 @@ fn members_and_clients_in_clear_come_in_past_silent_ones_where_both_may() {
             mesh.server.apply_config(plan, Vec::new());
             let identity = test_credential(&mesh.authority, "foreign");
             for sent in Sent::HANDSHAKES {
-                expect_served((mesh.inbound, 10 * ROOM), (sent, ALPN_LINK), async || {
+                expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {
                     assert_eq!(
                         Client::connect(mesh.inbound).await.send_request(GET).await.status,
                         200
@@ -71,7 +71,7 @@ fn clients_that_send_no_request_hold_a_part_of_the_connections() {
         mesh.server.apply_config(WorkloadPlan { mtls: MtlsMode::Permissive, ..plan }, Vec::new());
         let identity = test_credential(&mesh.authority, "foreign");
         for sent in Sent::REQUESTS {
-            expect_served((mesh.inbound, 10 * ROOM), (sent, ALPN_LINK), async || {
+            expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {
                 assert_eq!(Client::connect(mesh.inbound).await.send_request(GET).await.status, 200);
                 let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
                 assert_eq!(Client::new(tls).send_request(GET).await.status, 200);

@@ -146,7 +146,8 @@ fn the_access_log_tells_of_second_attempts() {
 /// A route with two endpoints: one delays its responses, the other sends responses that a rule retries.
 async fn hedge_and_retry(
     unwanted: &'static str,
-    (retry, after): (Option<RetryRule>, Duration),
+    retry: Option<RetryRule>,
+    after: Duration,
 ) -> (Mesh, Held, Sidecar) {
     let one = start_held("one", false).await;
     let busy = Application::respond_with(move |_| unwanted.to_owned()).await;
@@ -171,7 +172,8 @@ fn an_answer_that_a_rule_retries_does_not_win() {
             let retry = RetryRule { codes: vec![404], attempts: 2, backoff: Duration::ZERO };
             let (mesh, one, server) = hedge_and_retry(
                 "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
-                (Some(retry), SOON),
+                Some(retry),
+                SOON,
             )
             .await;
             let mut client = Client::connect(mesh.listener).await;
@@ -188,7 +190,7 @@ fn an_answer_that_a_rule_retries_does_not_win() {
 fn an_error_of_the_second_attempt_does_not_win() {
     run(async {
         let (mesh, one, server) =
-            hedge_and_retry("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", (None, LATE)).await;
+            hedge_and_retry("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", None, LATE).await;
         let mut client = Client::connect(mesh.listener).await;
         for answered in 1.. {
             client.send_bytes(GET).await;

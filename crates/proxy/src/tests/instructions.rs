@@ -20,7 +20,7 @@ fn an_exchange_keeps_to_its_instructions() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
-    let each = per_exchange(("few_exchanges", "many_exchanges"));
+    let each = per_exchange("few_exchanges", "many_exchanges");
     let limit = MEASURED + MEASURED * 3 / 100;
     let line = format!("{each} instructions for an exchange; measured {MEASURED}, limit {limit}");
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
@@ -35,15 +35,15 @@ fn what_operators_see_costs_a_fifth_of_these_instructions_at_most() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
-    let blind = per_exchange(("few_exchanges", "many_exchanges"));
-    let seen = per_exchange(("few_exchanges_seen", "many_exchanges_seen"));
+    let blind = per_exchange("few_exchanges", "many_exchanges");
+    let seen = per_exchange("few_exchanges_seen", "many_exchanges_seen");
     let line = format!("{seen} instructions where operators look, {blind} where they do not");
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
     assert!(seen <= blind + blind / 5, "{line}");
 }
 
 /// Returns the instructions of one exchange, from two tests of `tests::cost`.
-fn per_exchange((few, many): (&str, &str)) -> u64 {
+fn per_exchange(few: &str, many: &str) -> u64 {
     count_instructions(many).strict_sub(count_instructions(few))
         / ((ROUNDS_MANY - ROUNDS_FEW) * MANY) as u64
 }

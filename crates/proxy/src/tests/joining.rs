@@ -96,9 +96,8 @@ fn start_sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate
     config.control = vec![control.address.clone()];
     let state = StateDir::open(&path).unwrap();
     let (world, _) = World::new(state.stored_names(), Instant::now());
-    let reported = (Telemetry::new(), world);
     let admin = ([127, 0, 0, 1], 0).into();
-    Rc::new(Follower::new(Arc::new(config), reported, state, admin, 0))
+    Rc::new(Follower::new(Arc::new(config), Telemetry::new(), world, state, admin, 0))
 }
 
 #[test]

@@ -58,7 +58,8 @@ async fn http2_over(stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Se
 /// Returns the HTTP status, gRPC status and reason of a request with a field of this many bytes.
 async fn send_field(
     client: &mut SendRequest<Bytes>,
-    (content_type, bytes): (&str, usize),
+    content_type: &str,
+    bytes: usize,
 ) -> (u16, Option<String>, Option<String>) {
     let request = Request::post("http://ratings.bookinfo:9080/")
         .header("content-type", content_type)
@@ -86,13 +87,13 @@ fn a_long_head_over_http2_gets_a_response_with_the_reason() {
         let reason = || Some("head-too-large".to_owned());
         for client in &mut clients {
             for bytes in [66_000, 70_000, 100_000, 200_000] {
-                let given = send_field(client, ("text/plain", bytes)).await;
+                let given = send_field(client, "text/plain", bytes).await;
                 assert_eq!(given, (431, None, reason()), "{bytes}");
-                let given = send_field(client, ("application/grpc", bytes)).await;
+                let given = send_field(client, "application/grpc", bytes).await;
                 assert_eq!(given, (200, Some("13".to_owned()), reason()), "{bytes}");
             }
             // The connection serves other requests.
-            assert_eq!(send_field(client, ("text/plain", 60_000)).await, (200, None, None));
+            assert_eq!(send_field(client, "text/plain", 60_000).await, (200, None, None));
         }
         for sidecar in [&mesh.client, &mesh.server] {
             wait_until(|| sidecar.failure_counts() == [("head-too-large", 8)].into()).await;
@@ -121,7 +122,7 @@ fn a_field_section_beyond_what_the_codec_reads_ends_its_stream_alone() {
         let request = Request::post("http://ratings.bookinfo:9080/").body(()).unwrap();
         let (other, mut body) = client.send_request(request, false).unwrap();
         // The codec responds, so there is no reason and no count.
-        assert_eq!(send_field(&mut client, ("text/plain", 300_000)).await, (431, None, None));
+        assert_eq!(send_field(&mut client, "text/plain", 300_000).await, (431, None, None));
         body.send_data(Bytes::new(), true).unwrap();
         assert_eq!(other.await.unwrap().status(), 200, "another stream of the connection goes on");
         assert!(mesh.client.failure_counts().is_empty());

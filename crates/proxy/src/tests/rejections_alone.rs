@@ -32,7 +32,9 @@ async fn send_requests(mesh: &Mesh, requests: usize) -> Answer {
 async fn expect_failures(
     mesh: &Mesh,
     ended: u64,
-    (answer, status, reason): (Answer, u16, &'static str),
+    answer: Answer,
+    status: u16,
+    reason: &'static str,
 ) {
     assert_eq!(answer.verdict(), (status, Some(reason)));
     assert!(answer.head.contains("workload=\"bookinfo/ratings-1\""), "{}", answer.head);
@@ -48,7 +50,7 @@ fn a_policy_of_the_server_rejects() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::with_access(app.address, Access::AllowListed(Vec::new())).await;
-        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 403, "denied")).await;
+        expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 403, "denied").await;
     });
 }
 
@@ -59,7 +61,7 @@ fn a_rate_limit_of_the_server_rejects() {
         let mesh = Mesh::permissive(app.address).await;
         let limits = RateLimits { rules: vec![opaque::rate_rule(1)], ..RateLimits::default() };
         mesh.set_guards(Vec::new(), vec![opaque::port_limits(limits)]);
-        expect_failures(&mesh, 2, (send_requests(&mesh, 2).await, 429, "rate-limited")).await;
+        expect_failures(&mesh, 2, send_requests(&mesh, 2).await, 429, "rate-limited").await;
     });
 }
 
@@ -69,7 +71,7 @@ fn a_missing_token_is_rejected() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.set_guards(vec![Issuer::new().token_guard(Required::Always)], Vec::new());
-        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 401, "token-missing")).await;
+        expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 401, "token-missing").await;
     });
 }
 
@@ -82,7 +84,7 @@ fn a_limit_of_requests_in_progress_rejects() {
         let mut first = Client::connect(mesh.listener).await;
         first.send_bytes(ALONE).await;
         wait_until(|| app.accepted.get() == 1).await;
-        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 503, "overloaded")).await;
+        expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 503, "overloaded").await;
     });
 }
 
@@ -90,7 +92,7 @@ fn a_limit_of_requests_in_progress_rejects() {
 fn an_application_without_a_listener_is_a_failure_with_its_reason() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
-        expect_failures(&mesh, 1, (send_requests(&mesh, 1).await, 503, "connect-failed")).await;
+        expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 503, "connect-failed").await;
     });
 }
 

@@ -26,7 +26,8 @@ impl Checking {
     /// Starts to check the endpoints of an outlier detector under construction.
     pub(super) fn start(
         worker: &Rc<Worker>,
-        (watch, outlier_detection): (Weak<Watch>, Arc<PortOutlierDetection>),
+        watch: Weak<Watch>,
+        outlier_detection: Arc<PortOutlierDetection>,
         check: HealthCheck,
     ) -> Self {
         // Sidecars that receive a policy at the same time start with different endpoints.
@@ -92,7 +93,7 @@ impl Checks {
         worker.retire_removed(&config);
         let port = config.plans.watched_by(&self.outlier_detection)?;
         let now = worker.world.age();
-        watch.update_endpoints(&worker, (&port.endpoints, config.version), now);
+        watch.update_endpoints(&worker, &port.endpoints, config.version, now);
         if port.protocol != Protocol::Tcp {
             return Some(port.endpoints.clone());
         }
@@ -169,7 +170,8 @@ impl Asked {
             Checkout::Http1(connection) => {
                 let reused = connection.reused;
                 let to = (upstream, connection);
-                let asked = plain::over_http1(&self.worker, to, head.into(), Vec::new()).await;
+                let asked =
+                    plain::over_http1(&self.worker, to.0, to.1, head.into(), Vec::new()).await;
                 asked.map_err(|reason| match reason {
                     // A server may close a connection after any idle time.
                     Reason::UpstreamReset if reused => Reason::UpstreamRefused,
@@ -178,7 +180,8 @@ impl Asked {
             }
             Checkout::Http2(checkout) => {
                 let to = (upstream, None);
-                plain::over_http2(&self.worker, to, checkout, head.into(), Vec::new()).await?
+                plain::over_http2(&self.worker, to.0, to.1, checkout, head.into(), Vec::new())
+                    .await?
             }
         };
         Ok(Ending::Answered { status, grpc: None })

@@ -94,7 +94,7 @@ impl UpstreamCluster {
         version: u64,
     ) {
         if let Some(watch) = &self.watch {
-            watch.update_endpoints(worker, (endpoints, version), self.now());
+            watch.update_endpoints(worker, endpoints, version, self.now());
         }
         if let Some(balance) = &self.balance
             && let Some(warm_up) = balance.balancer.rule().warm_up
@@ -210,7 +210,7 @@ impl Trial {
             gates.finish_attempt(passage, ending, now);
         }
         if let Some(watch) = &self.cluster.watch {
-            self.ended = watch.finish_attempt((worker, &self.upstream), self.probe, ending, now);
+            self.ended = watch.finish_attempt(worker, &self.upstream, self.probe, ending, now);
         }
     }
 }

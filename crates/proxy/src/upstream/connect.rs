@@ -176,7 +176,7 @@ pub(crate) async fn acquire_exclusive(
                     Checkout::Http1(Box::new(connection))
                 })
             }
-            Speaks::Http2 => acquire_plaintext(upstream, worker, (Speaks::Http2, wait)).await,
+            Speaks::Http2 => acquire_plaintext(upstream, worker, Speaks::Http2, wait).await,
         };
     }
     worker.shard.add(Count::CheckoutOpened, 1);
@@ -207,7 +207,8 @@ fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) 
 pub(crate) async fn acquire_plaintext(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    (spoken, wait): (Speaks, Wait),
+    spoken: Speaks,
+    wait: Wait,
 ) -> Result<Checkout, Reason> {
     let address = upstream.endpoint.address;
     let max_wait = upstream.connect_timeout_for(worker, wait);
@@ -465,7 +466,7 @@ pub(crate) async fn open_tls_to(
     // Without a sidecar there is no expected identity, and no session.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
-    let config = way.tls.client_config(&credential, (expected, offer))?;
+    let config = way.tls.client_config(&credential, expected, offer)?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
     let address = way.world.own_listener(endpoint).unwrap_or(endpoint.address);
     let tcp = connect_tcp(address, way.config).await?;

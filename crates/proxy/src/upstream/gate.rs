@@ -73,7 +73,8 @@ impl Gate {
         &self,
         ticket: Option<Ticket>,
         ending: Ending,
-        (began, now): (Duration, Duration),
+        began: Duration,
+        now: Duration,
     ) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
         let mut circuit = circuit.borrow_mut();
@@ -210,7 +211,7 @@ impl Gates {
     /// Records the outcome of the attempt.
     pub(crate) fn finish_attempt(&self, passage: &mut Passage, ending: Ending, now: Duration) {
         for (gate, ticket) in self.breakers().zip(&mut passage.tickets) {
-            gate.finish_attempt(ticket.take(), ending, (passage.began, now));
+            gate.finish_attempt(ticket.take(), ending, passage.began, now);
         }
     }
 

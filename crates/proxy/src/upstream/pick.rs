@@ -25,7 +25,8 @@ pub(crate) struct Hashed {
 /// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
 pub(crate) fn pick_endpoint(
     worker: &Rc<Worker>,
-    (priorities, cluster): (&Priorities, Option<&UpstreamCluster>),
+    priorities: &Priorities,
+    cluster: Option<&UpstreamCluster>,
     hashed: Option<&Hashed>,
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
@@ -64,11 +65,12 @@ pub(crate) fn pick_endpoint(
 /// Returns the endpoint of a session, as long as it is healthy.
 pub(crate) fn session_endpoint(
     worker: &Rc<Worker>,
-    (endpoint, cluster): (&Arc<Endpoint>, Option<&UpstreamCluster>),
+    endpoint: &Arc<Endpoint>,
+    cluster: Option<&UpstreamCluster>,
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream_for(endpoint), Instant::now());
-    if !is_well(&upstream, cluster, (avoid, now)) {
+    if !is_well(&upstream, cluster, avoid, now) {
         upstream.probe_unresponsive(worker, now);
         return None;
     }
@@ -80,7 +82,8 @@ pub(crate) fn session_endpoint(
 pub(super) fn is_well(
     upstream: &Upstream,
     cluster: Option<&UpstreamCluster>,
-    (avoid, now): (Option<&EndpointId>, Instant),
+    avoid: Option<&EndpointId>,
+    now: Instant,
 ) -> bool {
     avoid != Some(&upstream.endpoint.id)
         && upstream.is_usable(now)
@@ -115,7 +118,7 @@ impl Candidates for Field<'_> {
     fn is_usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
             let upstream = self.worker.upstream_for(endpoint);
-            let is_well = is_well(&upstream, self.cluster, (self.avoid, self.now));
+            let is_well = is_well(&upstream, self.cluster, self.avoid, self.now);
             if !is_well {
                 upstream.probe_unresponsive(self.worker, self.now);
             }

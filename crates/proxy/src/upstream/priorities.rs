@@ -55,7 +55,7 @@ impl Priorities {
     ) -> &Endpoints {
         match &self.others {
             None => &self.first,
-            Some(others) => self.first_well(others, (worker, cluster), avoid),
+            Some(others) => self.first_well(others, worker, cluster, avoid),
         }
     }
 
@@ -69,12 +69,13 @@ impl Priorities {
     fn first_well<'a>(
         &'a self,
         others: &'a [Endpoints],
-        (worker, cluster): (&Rc<Worker>, Option<&UpstreamCluster>),
+        worker: &Rc<Worker>,
+        cluster: Option<&UpstreamCluster>,
         avoid: Option<&EndpointId>,
     ) -> &'a Endpoints {
         let now = Instant::now();
         let well = |upstream: &Rc<Upstream>| {
-            let is_well = is_well(upstream, cluster, (avoid, now));
+            let is_well = is_well(upstream, cluster, avoid, now);
             if !is_well {
                 // While another list serves, no request would detect that it responds again.
                 upstream.probe_unresponsive(worker, now);

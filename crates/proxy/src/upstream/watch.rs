@@ -51,7 +51,7 @@ impl Watch {
         Rc::new_cyclic(|watch: &Weak<Self>| {
             let check = health_check(outlier_detection).cloned();
             let start =
-                |check| Checking::start(worker, (watch.clone(), outlier_detection.clone()), check);
+                |check| Checking::start(worker, watch.clone(), outlier_detection.clone(), check);
             Self::new(worker, outlier_detection, check.map(start))
         })
     }
@@ -88,7 +88,8 @@ impl Watch {
     pub(crate) fn update_endpoints(
         &self,
         worker: &Rc<Worker>,
-        (endpoints, version): (&Arc<[Arc<Endpoint>]>, u64),
+        endpoints: &Arc<[Arc<Endpoint>]>,
+        version: u64,
         now: Duration,
     ) {
         let mut state = self.state.borrow_mut();
@@ -131,7 +132,8 @@ impl Watch {
     /// Records the outcome of an attempt. Returns true if it is conclusive.
     pub(crate) fn finish_attempt(
         &self,
-        (worker, upstream): (&Worker, &Upstream),
+        worker: &Worker,
+        upstream: &Upstream,
         probe: bool,
         ending: Ending,
         now: Duration,

@@ -36,7 +36,7 @@ fn list_items(mut node: Node) -> Result<Vec<Node>, Node> {
     let mut items = std::mem::take(list);
     if let Some(kind) = kind.strip_suffix("List").filter(|kind| !kind.is_empty()) {
         for item in &mut items {
-            complete_item(item, (kind, &version));
+            complete_item(item, kind, &version);
         }
     }
     Ok(items)
@@ -57,7 +57,7 @@ fn kind_and_version(node: &Node) -> Option<(String, String)> {
 }
 
 /// API servers omit `kind` and `apiVersion` of the items of a typed list.
-fn complete_item(item: &mut Node, (kind, version): (&str, &str)) {
+fn complete_item(item: &mut Node, kind: &str, version: &str) {
     let mark = item.mark;
     let Value::Map(map) = &mut item.value else { return };
     let is_named = map.iter().any(|(key, _)| matches!(&key.value, Value::Text(it) if it == "kind"));

@@ -239,7 +239,7 @@ fn every_map_in_a_hint_is_accepted() {
 
 /// Sets the value at a path.
 fn set_value(node: &mut Node, path: &str, value: &Node) -> bool {
-    fn set_below(node: &mut Node, here: &str, (path, value): (&str, &Node)) -> bool {
+    fn set_below(node: &mut Node, here: &str, path: &str, value: &Node) -> bool {
         if here == path {
             node.value = value.value.clone();
             return true;
@@ -247,16 +247,16 @@ fn set_value(node: &mut Node, path: &str, value: &Node) -> bool {
         match &mut node.value {
             Value::List(list) => {
                 let mut all = list.iter_mut().enumerate();
-                all.any(|(index, node)| set_below(node, &format!("{here}[{index}]"), (path, value)))
+                all.any(|(index, node)| set_below(node, &format!("{here}[{index}]"), path, value))
             }
             Value::Map(map) => map.iter_mut().any(|(key, node)| {
                 let Value::Text(word) = &key.value else { return false };
-                set_below(node, &crate::field::append_key(here, word), (path, value))
+                set_below(node, &crate::field::append_key(here, word), path, value)
             }),
             _ => false,
         }
     }
-    set_below(node, "", (path, value))
+    set_below(node, "", path, value)
 }
 
 #[test]

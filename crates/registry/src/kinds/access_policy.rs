@@ -30,7 +30,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
         let Some(field) = fields.find(action.as_str()) else { continue };
         let elements = not_empty_of(field, RULES_MAX, "or omit it for no such rule")?;
         for (index, element) in elements.iter().enumerate() {
-            let Some(rule) = read_rule(element, &name, (action, index)) else { continue };
+            let Some(rule) = read_rule(element, &name, action, index) else { continue };
             if rules.iter().any(|known: &PolicyRule| known.name == rule.name) {
                 element.reject("its name is used by another rule", "use another name");
             }
@@ -43,7 +43,8 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
 fn read_rule(
     element: &Field<'_>,
     policy: &PolicyName,
-    (action, index): (PolicyAction, usize),
+    action: PolicyAction,
+    index: usize,
 ) -> Option<PolicyRule> {
     let fields = element.read_fields(&["name", "from", "requests", "claims", "ports"])?;
     let name = match fields.find("name") {

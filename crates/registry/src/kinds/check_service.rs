@@ -12,14 +12,15 @@ use crate::field::{Field, Fields};
 pub(super) fn read(
     fields: &Fields<'_>,
     namespace: &Name,
-    (timeout, failure_mode): (Duration, FailureMode),
+    timeout: Duration,
+    failure_mode: FailureMode,
 ) -> Option<CheckService> {
     let at = match only_one(fields, &["service", "url"])? {
         "service" => read_service(fields.find("service")?, namespace),
         _ => read_outside_server(fields.find("url")?),
     };
     let timeout =
-        time_or(fields, "timeout", (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX), timeout);
+        time_or(fields, "timeout", CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX, timeout);
     let failure_mode = match fields.find("failureMode") {
         Some(field) => field.read_choice(FailureMode::ALL),
         None => Some(failure_mode),

@@ -75,19 +75,20 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
     };
     Some(Trip {
         failures: read_failure_classes(&fields)?,
-        window: time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10))?,
-        buckets: u8::try_from(number_or(&fields, "buckets", (1, 60), 10)?).ok()?,
-        requests_min: number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20)?,
+        window: time_or(&fields, "window", WINDOW_MIN, TIME_MAX, Duration::from_secs(10))?,
+        buckets: u8::try_from(number_or(&fields, "buckets", 1, 60, 10)?).ok()?,
+        requests_min: number_or(&fields, "minimumRequests", 1, COUNT_MAX, 20)?,
         failed,
         consecutive_failures,
         slow,
         open_duration: time_or(
             &fields,
             "openDuration",
-            (OPEN_MIN, TIME_MAX),
+            OPEN_MIN,
+            TIME_MAX,
             Duration::from_secs(30),
         )?,
-        half_open_requests: number_or(&fields, "halfOpenRequests", (1, 1000), 1)?,
+        half_open_requests: number_or(&fields, "halfOpenRequests", 1, 1000, 1)?,
     })
 }
 

@@ -24,8 +24,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         "body",
     ])?;
     let scope = read_targets(&fields, namespace);
-    let check_service =
-        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, FailureMode::Deny));
+    let check_service = check_service::read(&fields, namespace, TIMEOUT_DEFAULT, FailureMode::Deny);
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let headers = read_headers(&fields);

@@ -19,7 +19,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, V
     let mut rules: Vec<FaultRule> = Vec::new();
     let field = fields.require("rules")?;
     for (index, element) in field.read_list(RULES_MAX)?.iter().enumerate() {
-        let Some(rule) = read_rule(element, (namespace, index)) else { continue };
+        let Some(rule) = read_rule(element, namespace, index) else { continue };
         if rules.iter().any(|known| known.name == rule.name) {
             element.reject("its name is used by another rule", "use another name");
         }
@@ -31,7 +31,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, V
     Some((scope?, rules))
 }
 
-fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<FaultRule> {
+fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<FaultRule> {
     let fields = element.read_fields(&["name", "matches", "from", "delay", "abort"])?;
     let name = match fields.find("name") {
         Some(field) => field.read_name()?.to_string(),

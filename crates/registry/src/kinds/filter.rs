@@ -21,7 +21,8 @@ pub(super) enum Family {
 /// Reads `filters` into the actions of a rule. The matches determine whether a prefix can be replaced.
 pub(super) fn read(
     rule: &Fields<'_>,
-    (family, namespace): (Family, &Name),
+    family: Family,
+    namespace: &Name,
     matches: &[RequestMatch],
     actions: &mut RuleActions,
 ) {

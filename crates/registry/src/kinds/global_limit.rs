@@ -25,7 +25,7 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         "rateLimitHeaders",
     ])?;
     let check_service =
-        check_service::read(&fields, namespace, (TIMEOUT_DEFAULT, FailureMode::Allow));
+        check_service::read(&fields, namespace, TIMEOUT_DEFAULT, FailureMode::Allow);
     let domain = fields.require("domain").and_then(read_compared_text);
     let descriptors = fields.require("descriptors").and_then(|field| {
         let elements = field.read_list(DESCRIPTORS_MAX)?;
@@ -58,7 +58,7 @@ fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
         return None;
     }
     let entries: Option<Vec<_>> = elements.iter().map(read_entry).collect();
-    let hits_addend = number_or(&fields, "hitsAddend", (1, HITS_MAX), 1);
+    let hits_addend = number_or(&fields, "hitsAddend", 1, HITS_MAX, 1);
     Some(Descriptor { requests: requests?, entries: entries?, hits_addend: hits_addend? })
 }
 

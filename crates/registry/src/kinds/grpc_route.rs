@@ -42,9 +42,9 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     }
     let mut actions = RuleActions::default();
     let whose = (Family::Grpc, &route.namespace);
-    filter::read(&fields, whose, &matches, &mut actions);
+    filter::read(&fields, whose.0, whose.1, &matches, &mut actions);
     actions.persistence = persistence::read(&fields);
-    let backends = read_backends(rule, &fields, whose, (&matches, &actions));
+    let backends = read_backends(rule, &fields, whose, &matches, &actions);
     Some(RouteRule {
         route: route.clone(),
         matches,

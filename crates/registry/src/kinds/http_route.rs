@@ -136,12 +136,12 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     }
     let mut actions = RuleActions::default();
     let whose = (Family::Http, &route.namespace);
-    filter::read(&fields, whose, &matches, &mut actions);
+    filter::read(&fields, whose.0, whose.1, &matches, &mut actions);
     let (request_timeout, attempt_timeout) = read_timeouts(&fields);
     actions.attempt_timeout = attempt_timeout;
     actions.retry = fields.find("retry").and_then(read_retry);
     actions.persistence = persistence::read(&fields);
-    let backends = read_backends(rule, &fields, whose, (&matches, &actions));
+    let backends = read_backends(rule, &fields, whose, &matches, &actions);
     Some(RouteRule {
         route: route.clone(),
         matches,
@@ -157,10 +157,12 @@ pub(super) fn read_backends(
     rule: &Field<'_>,
     fields: &Fields<'_>,
     whose: (Family, &Name),
-    (matches, actions): (&[RequestMatch], &RuleActions),
+    matches: &[RequestMatch],
+    actions: &RuleActions,
 ) -> Vec<WeightedBackend> {
-    let backends = fields
-        .read_each("backendRefs", BACKENDS_MAX, |one| read_edited_backend(one, whose, matches));
+    let backends = fields.read_each("backendRefs", BACKENDS_MAX, |one| {
+        read_edited_backend(one, whose.0, whose.1, matches)
+    });
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(
             "has no backend with a weight above 0, so its requests get the status 500",
@@ -314,7 +316,8 @@ pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<Weig
 /// Reads a backend of requests, with its filters.
 fn read_edited_backend(
     element: &Field<'_>,
-    (family, namespace): (Family, &Name),
+    family: Family,
+    namespace: &Name,
     matches: &[RequestMatch],
 ) -> Option<WeightedBackend> {
     let fields = element.read_fields(&[

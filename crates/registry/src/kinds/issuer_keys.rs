@@ -93,8 +93,13 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
 }
 
 fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
-    let bounds = (KeyServer::REFRESH_INTERVAL_MIN, KeyServer::REFRESH_INTERVAL_MAX);
-    let refresh_interval = time_or(fields, "refreshInterval", bounds, REFRESH_INTERVAL_DEFAULT);
+    let refresh_interval = time_or(
+        fields,
+        "refreshInterval",
+        KeyServer::REFRESH_INTERVAL_MIN,
+        KeyServer::REFRESH_INTERVAL_MAX,
+        REFRESH_INTERVAL_DEFAULT,
+    );
     let field = fields.find("url")?;
     match KeyServer::parse(field.read_text()?, refresh_interval?) {
         Ok(server) => {

@@ -88,17 +88,15 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     let clock_skew = time_or(
         &fields,
         "clockSkew",
-        (Duration::ZERO, JwtIssuer::CLOCK_SKEW_MAX),
+        Duration::ZERO,
+        JwtIssuer::CLOCK_SKEW_MAX,
         CLOCK_SKEW_DEFAULT,
     );
     let requires_expiration = match fields.find("requireExpiration") {
         Some(field) => field.read_boolean()?,
         None => true,
     };
-    let max_age = match fields.find("maxAge") {
-        Some(_) => Some(time_or(&fields, "maxAge", MAX_AGES, JwtIssuer::MAX_AGE_MAX)?),
-        None => None,
-    };
+    let max_age = read_max_age(&fields)?;
     let claim_to_headers =
         read_elements(&fields, "claimToHeaders", "or leave it out", read_claim_header)?;
     let twice = |(index, it): (usize, &ClaimHeader)| {
@@ -124,6 +122,15 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         claim_to_headers,
         forward_original_token,
     })
+}
+
+/// Reads `maxAge`; `Some(None)` if it is absent.
+fn read_max_age(fields: &Fields<'_>) -> Option<Option<Duration>> {
+    let (min, max) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
+    match fields.find("maxAge") {
+        Some(_) => time_or(fields, "maxAge", min, max, max).map(Some),
+        None => Some(None),
+    }
 }
 
 /// Reads `{header}` with a `prefix`, or `{query}`.
@@ -169,7 +176,6 @@ pub(super) fn read_compared_text(field: &Field<'_>) -> Option<String> {
 /// Limit of issuers per policy.
 const ISSUERS_MAX: usize = 16;
 /// The bounds of a token's maximum age.
-const MAX_AGES: (Duration, Duration) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
 /// Envoy's default.
 const CLOCK_SKEW_DEFAULT: Duration = Duration::from_secs(60);
 /// Longer than any issuer or claim.

@@ -41,7 +41,7 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
     }
     let choices = || {
         let most = LoadBalancing::CHOICES_MAX.into();
-        u8::try_from(number_or(fields, "choiceCount", (2, most), 2)?).ok()
+        u8::try_from(number_or(fields, "choiceCount", 2, most, 2)?).ok()
     };
     Some(match word {
         Algorithm::PeakEwma => BalanceAlgorithm::PeakEwma { choices: choices()? },

@@ -31,12 +31,12 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
     ])?;
     let scope = read_targets(&fields, namespace);
     let failures = read_failure_classes(&fields);
-    let window = time_or(&fields, "window", (WINDOW_MIN, TIME_MAX), Duration::from_secs(10));
-    let buckets = number_or(&fields, "buckets", (1, 60), 10);
+    let window = time_or(&fields, "window", WINDOW_MIN, TIME_MAX, Duration::from_secs(10));
+    let buckets = number_or(&fields, "buckets", 1, 60, 10);
     let (rate, consecutive) = read_limits(&fields)?;
     let percent = percent_or(&fields, "maxEjectionPercent", 1, 50);
-    let min_healthy = number_or(&fields, "minHealthy", (1, ENDPOINTS_MAX), 1);
-    let probe_requests = number_or(&fields, "probeRequests", (1, 1000), 1);
+    let min_healthy = number_or(&fields, "minHealthy", 1, ENDPOINTS_MAX, 1);
+    let probe_requests = number_or(&fields, "probeRequests", 1, 1000, 1);
     let rule = OutlierDetection {
         failures: failures?,
         window: window?,
@@ -74,7 +74,7 @@ fn read_limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)
 fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
     let fields = field.read_fields(&["percent", "minimumRequests"])?;
     let percent = fields.require("percent").and_then(|percent| percent.read_number(1, 100));
-    let requests_min = number_or(&fields, "minimumRequests", (1, COUNT_MAX), 20);
+    let requests_min = number_or(&fields, "minimumRequests", 1, COUNT_MAX, 20);
     Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
 }
 
@@ -118,8 +118,8 @@ pub(super) fn read_failure_classes(fields: &Fields<'_>) -> Option<FailureClasses
 
 fn ejection_time(fields: &Fields<'_>) -> Option<EjectionTime> {
     let (base, max) = (Duration::from_secs(30), Duration::from_secs(300));
-    let base = time_or(fields, "baseEjectionTime", (BASE_MIN, TIME_MAX), base)?;
-    let max = time_or(fields, "maxEjectionTime", (BASE_MIN, TIME_MAX), max.max(base))?;
+    let base = time_or(fields, "baseEjectionTime", BASE_MIN, TIME_MAX, base)?;
+    let max = time_or(fields, "maxEjectionTime", BASE_MIN, TIME_MAX, max.max(base))?;
     if max < base
         && let Some(field) = fields.find("maxEjectionTime")
     {
@@ -144,15 +144,16 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
     ])?;
     let probe = health_probe(field, &fields);
     let bounds = (CHECK_MIN, INTERVAL_MAX);
-    let interval = time_or(&fields, "interval", bounds, Duration::from_secs(10))?;
+    let interval = time_or(&fields, "interval", bounds.0, bounds.1, Duration::from_secs(10))?;
     let bounds = (CHECK_MIN, ANSWER_MAX);
-    let timeout = time_or(&fields, "timeout", bounds, Duration::from_secs(1).min(interval))?;
+    let timeout =
+        time_or(&fields, "timeout", bounds.0, bounds.1, Duration::from_secs(1).min(interval))?;
     if timeout > interval {
         field
             .reject("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");
     }
-    let failures = number_or(&fields, "failureThreshold", (1, 1000), 3);
-    let successes = number_or(&fields, "successThreshold", (1, 1000), 1);
+    let failures = number_or(&fields, "failureThreshold", 1, 1000, 3);
+    let successes = number_or(&fields, "successThreshold", 1, 1000, 1);
     Some(HealthCheck {
         probe: probe?,
         interval,

@@ -28,7 +28,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
     if let Some(field) = fields.find("rules") {
         for (index, element) in field.read_list(RULES_MAX)?.iter().enumerate() {
             says_something = true;
-            let Some(rule) = read_rule(element, (namespace, index)) else { continue };
+            let Some(rule) = read_rule(element, namespace, index) else { continue };
             if rules.iter().any(|known| known.name == rule.name) {
                 element.reject("its name is used by another rule", "use another name");
             }
@@ -65,13 +65,15 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
             let min_concurrency = number_or(
                 &fields,
                 "minConcurrency",
-                (1, requests),
+                1,
+                requests,
                 MIN_CONCURRENCY_DEFAULT.min(requests),
             )?;
             let percent = number_or(
                 &fields,
                 "latencyTolerancePercent",
-                (1, LATENCY_TOLERANCE_MAX),
+                1,
+                LATENCY_TOLERANCE_MAX,
                 LATENCY_TOLERANCE_DEFAULT,
             )?;
             Some(AdaptiveConcurrency {
@@ -88,7 +90,7 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
     Some(Concurrency { requests, adaptive, response })
 }
 
-fn read_rule(element: &Field<'_>, (namespace, index): (&Name, usize)) -> Option<RateRule> {
+fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<RateRule> {
     let fields = element.read_fields(&[
         "name", "matches", "from", "key", "maxKeys", "requests", "per", "burst", "stop", "response",
     ])?;
@@ -126,7 +128,7 @@ fn read_key(fields: &Fields<'_>) -> Option<RateLimitKey> {
         }
         return Some(RateLimitKey::Nothing);
     };
-    let buckets = number_or(fields, "maxKeys", (1, Rate::BUCKETS_MAX), BUCKETS_DEFAULT)?;
+    let buckets = number_or(fields, "maxKeys", 1, Rate::BUCKETS_MAX, BUCKETS_DEFAULT)?;
     if let Value::Map(_) = field.value() {
         let header = field.read_fields(&["header"])?.require("header")?.clone();
         let name = header_name(&header, header.read_text()?)?;
@@ -142,7 +144,7 @@ fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
         .require("per")
         .and_then(|field| read_duration_within(field, Rate::TIME_MIN, Rate::TIME_MAX));
     let (count, time) = (count?, within?);
-    let size = number_or(fields, "burst", (1, Rate::SIZE_MAX), count)?;
+    let size = number_or(fields, "burst", 1, Rate::SIZE_MAX, count)?;
     Some(Rate { count, time, size })
 }
 

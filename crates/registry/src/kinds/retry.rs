@@ -57,7 +57,7 @@ fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     let fields = field.read_fields(&keys)?;
     let codes = fields.require("retryOn").and_then(read_conditions);
     let most = u32::from(RetryRule::ATTEMPTS_MAX);
-    let attempts = number_or(&fields, "numRetries", (0, most), RETRIES_DEFAULT.into());
+    let attempts = number_or(&fields, "numRetries", 0, most, RETRIES_DEFAULT.into());
     let backoff = match fields.find("retryBackoffBaseInterval") {
         Some(field) => read_duration(field),
         None => Some(RETRY_BACKOFF_DEFAULT),

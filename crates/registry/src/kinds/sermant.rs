@@ -255,10 +255,10 @@ fn read_rules(
     for (index, element) in order {
         let place = (origins.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
-            RuleKind::Flow => flow.extend(read_flow_rule(element, place)?),
+            RuleKind::Flow => flow.extend(read_flow_rule(element, place.0, place.1)?),
             RuleKind::Tag => by_caller.extend(read_caller_rule(element, place.0)?),
             RuleKind::Lane => {
-                let read: Vec<LaneRule> = read_lane_rule(element, place)?;
+                let read: Vec<LaneRule> = read_lane_rule(element, place.0, place.1)?;
                 rules.lanes.extend(read);
             }
         }

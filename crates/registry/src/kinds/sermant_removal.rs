@@ -57,7 +57,7 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
         expire: read_milliseconds(&fields, "expireTime", 60_000)?,
         recovery: read_milliseconds(&fields, "recoveryTime", 30_000)?,
         window: read_milliseconds(&fields, "windowsTime", 1_000)?,
-        windows: number_or(&fields, "windowsNum", (1, 1_000), 10)?,
+        windows: number_or(&fields, "windowsNum", 1, 1_000, 10)?,
     };
     let (rules, default_rule) = read_rules(&fields)?;
     Some(match enabled {
@@ -80,7 +80,7 @@ fn read_rules(fields: &Fields<'_>) -> Option<Rules> {
         let key = fields.require("key")?;
         let rule = SermantRule {
             scale_up_limit_ppm: share_or(&fields, "scaleUpLimit", DEFAULT_RULE.scale_up_limit_ppm)?,
-            min_instances: number_or(&fields, "minInstanceNum", (0, 1_000_000), 1)?,
+            min_instances: number_or(&fields, "minInstanceNum", 0, 1_000_000, 1)?,
             error_rate_ppm: share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
         };
         let twice = match key.read_text()? {
@@ -116,7 +116,7 @@ fn share_or(fields: &Fields<'_>, key: &str, default: u32) -> Option<u32> {
 }
 
 fn read_milliseconds(fields: &Fields<'_>, key: &str, default: u32) -> Option<Duration> {
-    let number = number_or(fields, key, (1, 24 * 3_600_000), default)?;
+    let number = number_or(fields, key, 1, 24 * 3_600_000, default)?;
     Some(Duration::from_millis(number.into()))
 }
 

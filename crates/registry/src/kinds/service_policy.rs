@@ -18,7 +18,8 @@ use crate::document::Value;
 use crate::field::{Field, Fields};
 
 pub(super) fn read(
-    (kind, version): (ServicePolicyKind, &str),
+    kind: ServicePolicyKind,
+    version: &str,
     head: Head,
     spec: &Field<'_>,
 ) -> Option<ServicePolicy> {
@@ -38,7 +39,7 @@ pub(super) fn read(
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
             let burst = Burst::for_version(version);
-            let (scope, both) = upstream_traffic_setting::read((&name.namespace, burst), spec)?;
+            let (scope, both) = upstream_traffic_setting::read(&name.namespace, burst, spec)?;
             (scope, ServiceRule::UpstreamTrafficSetting(Box::new(both)))
         }
         ServicePolicyKind::RateLimit => {
@@ -145,7 +146,8 @@ fn format_duration(time: Duration) -> String {
 pub(super) fn time_or(
     fields: &Fields<'_>,
     key: &str,
-    (least, most): (Duration, Duration),
+    least: Duration,
+    most: Duration,
     default: Duration,
 ) -> Option<Duration> {
     match fields.find(key) {
@@ -158,7 +160,8 @@ pub(super) fn time_or(
 pub(super) fn number_or(
     fields: &Fields<'_>,
     key: &str,
-    (least, most): (u32, u32),
+    least: u32,
+    most: u32,
     default: u32,
 ) -> Option<u32> {
     match fields.find(key) {
@@ -177,7 +180,7 @@ pub(super) fn read_limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<O
 
 /// Reads a percentage from `least` to 100, or returns the default if absent.
 pub(super) fn percent_or(fields: &Fields<'_>, key: &str, least: u8, default: u8) -> Option<u8> {
-    let number = number_or(fields, key, (least.into(), 100), default.into())?;
+    let number = number_or(fields, key, least.into(), 100, default.into())?;
     u8::try_from(number).ok()
 }
 

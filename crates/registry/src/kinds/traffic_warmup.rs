@@ -17,9 +17,9 @@ pub(super) fn read(
     let fields =
         spec.read_fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let time = time_or(&fields, "duration", (least, most), DURATION_DEFAULT);
+    let time = time_or(&fields, "duration", least, most, DURATION_DEFAULT);
     let percent_min = percent_or(&fields, "minWeight", 1, 10);
-    let whole = number_or(&fields, "maxWeight", (0, 100), 100);
+    let whole = number_or(&fields, "maxWeight", 0, 100, 100);
     if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), whole) {
         field.reject(
             "is not 100: an endpoint after slow start always gets its full share",

@@ -31,7 +31,7 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     ])?;
     let at = fields.require("rateLimitService").and_then(read_server);
     let (least, most) = (CheckService::TIMEOUT_MIN, CheckService::TIMEOUT_MAX);
-    let timeout = time_or(&fields, "timeout", (least, most), TIMEOUT_DEFAULT);
+    let timeout = time_or(&fields, "timeout", least, most, TIMEOUT_DEFAULT);
     let opens = flag_or(&fields, "failOpen", true)?;
     let failure_mode = if opens { FailureMode::Allow } else { FailureMode::Deny };
     let check_service = CheckService { at: at?, timeout: timeout?, failure_mode };

@@ -39,7 +39,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     let mut descriptors = Vec::new();
     for (index, route) in route_list(spec)?.iter().enumerate() {
-        let (path, said) = read_route(route, (index, burst), &mut limits.rules)?;
+        let (path, said) = read_route(route, index, burst, &mut limits.rules)?;
         if let Some(fields) = said {
             let fields = fields.read_fields(&["descriptors"])?;
             fields.require("descriptors")?;
@@ -100,7 +100,8 @@ fn add_descriptors(
 /// Reads the path of a route and its descriptors. Adds its local limit to `rules`.
 fn read_route<'a>(
     route: &Field<'a>,
-    (index, burst): (usize, Burst),
+    index: usize,
+    burst: Burst,
     rules: &mut Vec<RateRule>,
 ) -> Option<(String, Option<Field<'a>>)> {
     let fields = route.read_fields(&["path", "rateLimit"])?;
@@ -127,7 +128,7 @@ fn read_route<'a>(
         route.reject("has no limits", "add `rateLimit`, or remove the route");
     }
     if let Some(local) = local {
-        let rule = read_requests(local, (format!("httpRoutes[{index}]"), burst))?;
+        let rule = read_requests(local, format!("httpRoutes[{index}]"), burst)?;
         rules.push(RateRule { requests: vec![global::at_path(path.clone())], stop: true, ..rule });
     }
     Some((path, global.cloned()))
@@ -141,7 +142,7 @@ fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Optio
         limits.connections = Some(read_rate(&fields, "connections", burst)?);
     }
     if let Some(http) = fields.find("http") {
-        limits.rules.push(read_requests(http, ("rateLimit.local.http".to_owned(), burst))?);
+        limits.rules.push(read_requests(http, "rateLimit.local.http".to_owned(), burst)?);
     }
     if fields.find("tcp").is_none() && fields.find("http").is_none() {
         local.reject("has no limits", "add `http` or `tcp`");
@@ -156,7 +157,7 @@ fn route_list<'a>(spec: &Fields<'a>) -> Option<Vec<Field<'a>>> {
     }
 }
 
-fn read_requests(field: &Field<'_>, (name, burst): (String, Burst)) -> Option<RateRule> {
+fn read_requests(field: &Field<'_>, name: String, burst: Burst) -> Option<RateRule> {
     let fields = field.read_fields(&[
         "requests",
         "unit",

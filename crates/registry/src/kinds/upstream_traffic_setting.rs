@@ -16,7 +16,8 @@ use super::upstream_rate_limit::{self, Burst};
 use crate::field::{Field, Fields};
 
 pub(super) fn read(
-    (namespace, burst): (&Name, Burst),
+    namespace: &Name,
+    burst: Burst,
     spec: &Field<'_>,
 ) -> Option<(PolicyScope, (CircuitBreaker, RateLimits))> {
     let fields = spec.read_fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
@@ -101,7 +102,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
         .and_then(|it| read_duration_within(it, OPEN_MIN, TIME_MAX));
     let requests_min =
         fields.require("minRequestAmount").and_then(|it| it.read_number(1, COUNT_MAX));
-    let failed = too_many(&fields, ("errorAmountThreshold", "errorRatioThreshold"))?;
+    let failed = too_many(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
     let slow = read_slow(&fields)?;
     if failed == TooMany::default() && slow.is_none() {
         field.reject("never opens", "add `errorRatioThreshold` or another threshold");
@@ -142,7 +143,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
 }
 
 fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
-    let too_many = too_many(fields, ("slowAmountThreshold", "slowRatioThreshold"))?;
+    let too_many = too_many(fields, "slowAmountThreshold", "slowRatioThreshold")?;
     let threshold = match fields.find("slowTimeThreshold") {
         Some(field) => {
             if too_many == TooMany::default() {
@@ -156,7 +157,7 @@ fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
 }
 
 /// Reads the thresholds for an amount and for a ratio.
-fn too_many(fields: &Fields<'_>, (amount, ratio): (&str, &str)) -> Option<TooMany> {
+fn too_many(fields: &Fields<'_>, amount: &str, ratio: &str) -> Option<TooMany> {
     let share_ppm = match fields.find(ratio) {
         Some(field) => match read_share(field)? {
             0 => {

@@ -31,7 +31,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
     let account = account.filter(|name| accept_account(&fields, &head.namespace, name));
     let address = address?;
     let (usual, most) = (Weight::DEFAULT.into(), Weight::MAX.into());
-    let weight = number_or(&fields, "weight", (1, most), usual);
+    let weight = number_or(&fields, "weight", 1, most, usual);
     let outbound_listeners = read_listeners(&fields, &head.namespace);
     refuse_listeners_on_own_ports(&fields, &outbound_listeners, address, &ports);
     Some(Workload {

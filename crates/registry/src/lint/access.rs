@@ -88,7 +88,8 @@ impl World<'_> {
                     format!("spec.serviceAccounts[{index}]"),
                     format!("no workload runs under the account {account}"),
                     suggest_name(
-                        (namespace, name),
+                        namespace,
+                        name,
                         known!(self.accounts.iter()),
                         "add a Workload with it",
                     ),
@@ -109,8 +110,8 @@ impl World<'_> {
             let count = &mut counts[usize::from(rule.action == PolicyAction::Allow)];
             let field = format!("spec.{}[{count}]", rule.action.as_str());
             *count += 1;
-            self.lint_policy_rule(rule, (&field, &workloads), lint);
-            self.lint_claims(rule, (&field, &workloads), lint);
+            self.lint_policy_rule(rule, &field, &workloads, lint);
+            self.lint_claims(rule, &field, &workloads, lint);
             lint_shadowed_rule(policy, rule, &field, lint);
         }
     }
@@ -119,7 +120,8 @@ impl World<'_> {
     fn lint_policy_rule(
         &self,
         rule: &PolicyRule,
-        (field, workloads): (&str, &[&Workload]),
+        field: &str,
+        workloads: &[&Workload],
         lint: &mut Lint<'_>,
     ) {
         for (index, peer) in rule.peers.iter().enumerate() {

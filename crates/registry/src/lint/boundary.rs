@@ -12,8 +12,8 @@ impl World<'_> {
     pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut Lint<'_>) {
         let namespace = &policy.name.namespace;
         for (index, backend) in policy.backends.iter().enumerate() {
-            self.lint_opened(namespace, (index, backend), lint);
-            self.lint_conflict_opening(policy, (index, backend), lint);
+            self.lint_opened(namespace, index, backend, lint);
+            self.lint_conflict_opening(policy, index, backend, lint);
         }
         for (index, source) in policy.sources.iter().enumerate() {
             let field = format!("spec.sources[{index}]");
@@ -70,12 +70,12 @@ impl World<'_> {
         }
         for (index, source) in policy.sources.iter().enumerate() {
             if !self.accounts.contains(source) {
-                let wanted = (&source.namespace, &source.name);
                 lint.add_warning(
                     format!("spec.sources[{index}].name"),
                     format!("no workload runs under the account {source}"),
                     suggest_name(
-                        wanted,
+                        &source.namespace,
+                        &source.name,
                         known!(self.accounts.iter()),
                         "add a Workload with this account",
                     ),
@@ -89,7 +89,8 @@ impl World<'_> {
     fn lint_opened(
         &self,
         namespace: &Name,
-        (index, backend): (usize, &IngressBackend),
+        index: usize,
+        backend: &IngressBackend,
         lint: &mut Lint<'_>,
     ) {
         let field = format!("spec.backends[{index}]");
@@ -111,7 +112,8 @@ impl World<'_> {
     fn lint_conflict_opening(
         &self,
         policy: &IngressPolicy,
-        (index, backend): (usize, &IngressBackend),
+        index: usize,
+        backend: &IngressBackend,
         lint: &mut Lint<'_>,
     ) {
         let opens_the_same = |other: &&&IngressPolicy| {
@@ -134,11 +136,15 @@ impl World<'_> {
     fn lint_groups(&self, groups: &[RouteGroupName], lint: &mut Lint<'_>) {
         for (index, group) in groups.iter().enumerate() {
             if !self.groups.contains_key(group) {
-                let wanted = (&group.namespace, &group.name);
                 lint.add_warning(
                     format!("spec.matches[{index}].name"),
                     format!("there is no HTTPRouteGroup {group}, so it allows no request"),
-                    suggest_name(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
+                    suggest_name(
+                        &group.namespace,
+                        &group.name,
+                        known!(self.groups.keys()),
+                        "add the HTTPRouteGroup",
+                    ),
                 );
             }
         }

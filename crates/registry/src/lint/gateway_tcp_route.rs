@@ -9,8 +9,14 @@ impl World<'_> {
         self.lint_parents(&route.parents, lint);
         self.lint_backends(0, &route.rule.backends, lint);
         let name = &route.rule.route;
-        let own = (route.rule.kind, &name.namespace, &route.parents[..]);
-        self.lint_grants(own, (0, &route.rule.backends), lint);
+        self.lint_grants(
+            route.rule.kind,
+            &name.namespace,
+            &route.parents[..],
+            0,
+            &route.rule.backends,
+            lint,
+        );
         for (index, parent) in route.parents.iter().enumerate() {
             let first = self.gateway_tcp_routes.iter().find(|other| {
                 (other.created, &other.rule.route) < (route.created, name)

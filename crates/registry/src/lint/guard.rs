@@ -40,7 +40,8 @@ impl World<'_> {
     pub(super) fn lint_claims(
         &self,
         rule: &PolicyRule,
-        (field, workloads): (&str, &[&Workload]),
+        field: &str,
+        workloads: &[&Workload],
         lint: &mut Lint<'_>,
     ) {
         if rule.claims.is_empty() {

@@ -10,12 +10,12 @@ impl World<'_> {
     pub(super) fn lint_retry(&self, policy: &RetryPolicy, lint: &mut Lint<'_>) {
         let source = &policy.source;
         if !self.accounts.contains(source) {
-            let wanted = (&source.namespace, &source.name);
             lint.add_warning(
                 "spec.source.name".to_owned(),
                 format!("no workload runs under the account {source}"),
                 suggest_name(
-                    wanted,
+                    &source.namespace,
+                    &source.name,
                     known!(self.accounts.iter()),
                     "add a Workload with this account",
                 ),

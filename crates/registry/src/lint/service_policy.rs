@@ -104,11 +104,7 @@ impl World<'_> {
                 lint.add_warning(
                     "spec.config".to_owned(),
                     format!("has a rule for {name}, but there is no Service {service}"),
-                    suggest_name(
-                        (namespace, name),
-                        known!(self.services.keys()),
-                        "add the Service",
-                    ),
+                    suggest_name(namespace, name, known!(self.services.keys()), "add the Service"),
                 );
             }
         }
@@ -155,7 +151,7 @@ impl<'a> Surroundings<'a> for World<'a> {
             splits: splits.collect(),
         };
         let is_opaque = self.is_opaque(service, port);
-        attached.compute_destinations((service, port), is_opaque, |(kind, name), to| {
+        attached.compute_destinations(service, port, is_opaque, |(kind, name), to| {
             let permits = |it: &&ReferenceGrant| it.permits_route(kind, &name.namespace, to);
             name.namespace == to.namespace || self.grants.iter().any(permits)
         })
@@ -225,7 +221,7 @@ impl World<'_> {
         let mut splits = self.splits.iter().filter(|it| it.forwards_to(service));
         let mut gateways = self.gateways.iter().flat_map(|gateway| gateway.backends());
         splits.any(|it| !self.is_opaque(&it.root.service, port))
-            || self.routes.iter().any(|it| it.forwards_to((service, port)))
+            || self.routes.iter().any(|it| it.forwards_to(service, port))
             || gateways.any(|it| it.service == *service && it.port == port)
     }
 

@@ -22,7 +22,8 @@ pub(super) use known;
 /// Returns the hint for a missing name: the same name in another namespace, a similar name in the same one, or
 /// `otherwise`.
 pub(super) fn suggest_name<'a>(
-    (namespace, name): (&Name, &Name),
+    namespace: &Name,
+    name: &Name,
     known: impl Iterator<Item = Known<'a>>,
     otherwise: &str,
 ) -> String {

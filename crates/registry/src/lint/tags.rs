@@ -78,7 +78,7 @@ impl World<'_> {
         let mut found = None;
         for (scope, effects) in entries.iter().filter(|(_, effects)| !effects.is_none()) {
             for (service, port) in self.ports_of(scope) {
-                match Idle::of_tags(*effects, (service, port), self) {
+                match Idle::of_tags(*effects, service, port, self) {
                     Some(idle) => found = found.or(Some(idle)),
                     None => return,
                 }

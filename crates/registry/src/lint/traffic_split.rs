@@ -14,8 +14,8 @@ impl World<'_> {
         self.lint_service_name(root, "spec".to_owned(), lint);
         for (index, backend) in split.backends.iter().enumerate() {
             self.lint_service_name(&backend.service, format!("spec.backends[{index}]"), lint);
-            self.lint_split_ports(root, (index, backend), lint);
-            self.lint_split_grant(split, (index, backend), lint);
+            self.lint_split_ports(root, index, backend, lint);
+            self.lint_split_grant(split, index, backend, lint);
         }
         for (index, group) in split.groups.iter().flatten().enumerate() {
             self.lint_split_group(group, index, lint);
@@ -32,7 +32,8 @@ impl World<'_> {
     fn lint_split_ports(
         &self,
         root: &ServiceName,
-        (index, backend): (usize, &SplitBackend),
+        index: usize,
+        backend: &SplitBackend,
         lint: &mut Lint<'_>,
     ) {
         let numbers = |name| {
@@ -60,7 +61,8 @@ impl World<'_> {
     fn lint_split_grant(
         &self,
         split: &TrafficSplit,
-        (index, backend): (usize, &SplitBackend),
+        index: usize,
+        backend: &SplitBackend,
         lint: &mut Lint<'_>,
     ) {
         let (own, theirs) = (&split.name.namespace, &backend.service.namespace);
@@ -81,11 +83,15 @@ impl World<'_> {
 
     fn lint_split_group(&self, group: &RouteGroupName, index: usize, lint: &mut Lint<'_>) {
         if !self.groups.contains_key(group) {
-            let wanted = (&group.namespace, &group.name);
             lint.add_warning(
                 format!("spec.matches[{index}].name"),
                 format!("there is no HTTPRouteGroup {group}, so it splits no request"),
-                suggest_name(wanted, known!(self.groups.keys()), "add the HTTPRouteGroup"),
+                suggest_name(
+                    &group.namespace,
+                    &group.name,
+                    known!(self.groups.keys()),
+                    "add the HTTPRouteGroup",
+                ),
             );
         }
     }

@@ -143,7 +143,7 @@ fn refuses_what_describes_no_request() {
         format!("{{{rest}, descriptors: [{{entries: [{{key: a}}]}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: b, from: path}}]}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{key: a, from: query}}]}}]}}"),
-        format!("{{{rest}, descriptors: [{{entries: [{{text: b}}]}}]}}"),
+        format!("{{{rest}, descriptors: [{{entries: [{{value: b}}]}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: \"\"}}]}}]}}"),
         format!("{{{rest}, descriptors: [{{entries: [{{key: a, value: b}}], hitsAddend: 0}}]}}"),
     ];
@@ -165,7 +165,7 @@ fn refuses_what_describes_no_request() {
             spec.global.descriptors[0].entries[0]: has `value` and `from` together; keep one of them
             spec.global.descriptors[0].entries[0].from: "query" is not a supported value; use `client`, `path`, `method` or `address`
             spec.global.descriptors[0].entries[0].key: is missing; add `key`
-            spec.global.descriptors[0].entries[0].text: "" is not a text to send; use 1 to 256 bytes without control characters
+            spec.global.descriptors[0].entries[0].value: "" is not a text to send; use 1 to 256 bytes without control characters
             spec.global.descriptors[0].hitsAddend: 0 is out of range; use a number from 1 to 1000000
         "#]],
     );

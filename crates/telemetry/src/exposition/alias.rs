@@ -185,7 +185,7 @@ pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str),
     }
     let mut page = Page { names, out };
     page.write_clusters(&clusters);
-    page.write_requests(&clusters, workload);
+    page.write_requests(&clusters, workload.0, workload.1);
     let name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
     page.start_family(&name, "counter");
     for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
@@ -233,7 +233,8 @@ impl Page<'_> {
     fn write_requests(
         &mut self,
         clusters: &BTreeMap<(String, u16), Cluster>,
-        (namespace, name): (&str, &str),
+        namespace: &str,
+        name: &str,
     ) {
         let source = format!(
             "source_namespace=\"{}\",source_name=\"{}\",source_pod=\"{}\"",

@@ -61,7 +61,7 @@ fn the_page_is_as_the_format_demands() {
     };
 
     let mut page = String::new();
-    write(&telemetry, Some(&usage), (Form::Prometheus, &mut page));
+    write(&telemetry, Some(&usage), Form::Prometheus, &mut page);
     let page = page.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     expect_file!["page.txt"].assert_eq(&page);
 }
@@ -70,7 +70,7 @@ fn the_page_is_as_the_format_demands() {
 fn every_metric_is_announced_once_and_without_usage_all_but_two() {
     let telemetry = Telemetry::new();
     let mut page = String::new();
-    write(&telemetry, None, (Form::Prometheus, &mut page));
+    write(&telemetry, None, Form::Prometheus, &mut page);
     for metric in all_metrics() {
         let announced =
             page.lines().filter(|line| line.split(' ').take(3).eq(["#", "TYPE", metric.name]));
@@ -117,10 +117,10 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
         shard.record_request(series, &outcome);
         let ended = UNIX_EPOCH + Duration::from_millis(1_500 + number as u64);
         let span = SpanId(std::num::NonZeroU64::MIN);
-        shard.store_exemplar(series, (trace(number), span), (duration, ended));
+        shard.store_exemplar(series, trace(number), span, duration, ended);
     }
     let mut page = String::new();
-    write(&telemetry, None, (Form::OpenMetrics, &mut page));
+    write(&telemetry, None, Form::OpenMetrics, &mut page);
     for line in [
         "# TYPE leno_requests counter\n",
         "\nleno_requests_total{",
@@ -132,6 +132,6 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
     }
     assert!(page.ends_with("\n# EOF\n"));
     let mut page = String::new();
-    write(&telemetry, None, (Form::Prometheus, &mut page));
+    write(&telemetry, None, Form::Prometheus, &mut page);
     assert!(!page.contains("trace_id") && !page.contains("# EOF"));
 }

@@ -81,7 +81,8 @@ impl Openings {
     /// protocol `spoken`; `None` if they are not allowed.
     pub(super) fn in_clear(
         &self,
-        (port, spoken): (u16, Protocol),
+        port: u16,
+        spoken: Protocol,
         address: IpAddr,
     ) -> Option<Protocol> {
         let mut open = self.open_rules(port, address).map(|(_, it)| &it.opening);

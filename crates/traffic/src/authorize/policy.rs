@@ -142,14 +142,14 @@ impl PolicyRules {
             let denies = |m: &DenialMatcher| m.may_mean(request, &variant);
             let rules = (&peer.deny, self.denying.as_ref());
             let sought = Sought::as_meant(request, &variant);
-            if let Some(index) = self.first_in(rules, sought, (|it| &*it.denied, denies)) {
+            if let Some(index) = self.first_in(rules.0, rules.1, sought, |it| &*it.denied, denies) {
                 return Some(deny_by(index));
             }
         }
         let allowed = peer.allowed.or_else(|| {
             let allows = |m: &RequestMatcher| allows_path(m, request, path);
             let rules = (&peer.allow, self.allowing.as_ref());
-            self.first_in(rules, Sought::as_sent(request), (|it| &*it.allowed, allows))
+            self.first_in(rules.0, rules.1, Sought::as_sent(request), |it| &*it.allowed, allows)
         });
         allowed.map(|index| Ok(By::Policy(index)))
     }
@@ -180,13 +180,15 @@ impl PolicyRules {
     /// Returns the first rule of a part that matches a request.
     fn first_in<M>(
         &self,
-        (part, many): (&Part, Option<&Many>),
+        part: &Part,
+        many: Option<&Many>,
         sought: Sought<'_>,
-        (matchers, fits): (impl Fn(&CompiledRule) -> &[M], impl Fn(&M) -> bool),
+        matchers: impl Fn(&CompiledRule) -> &[M],
+        fits: impl Fn(&M) -> bool,
     ) -> Option<usize> {
         let part = match part {
             Part::Few(rules) => {
-                return self.first_matching(rules, sought.request, (matchers, fits));
+                return self.first_matching(rules, sought.request, matchers, fits);
             }
             Part::Many(part) => part,
         };
@@ -202,7 +204,8 @@ impl PolicyRules {
         &self,
         among: &[usize],
         request: &RequestView<'_>,
-        (matchers, fits): (impl Fn(&CompiledRule) -> &[M], impl Fn(&M) -> bool),
+        matchers: impl Fn(&CompiledRule) -> &[M],
+        fits: impl Fn(&M) -> bool,
     ) -> Option<usize> {
         let fitting = |index: &&usize| {
             let rule = self.rules.get(**index);

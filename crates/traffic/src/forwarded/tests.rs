@@ -128,8 +128,8 @@ fn a_rule_is_looked_up_by_its_place_and_leads_back_without_counting_twice() {
         let it: &PortTrafficPolicy = traffic_policy.unwrap();
         (it.breaker.is_some(), it.called.is_some())
     };
-    assert_eq!(breakers(api.policies_of_rule((0, 1), api)), (true, false));
-    assert_eq!(breakers(api.policies_of_rule((0, 2), v1)), (false, true));
+    assert_eq!(breakers(api.policies_of_rule(0, 1, api)), (true, false));
+    assert_eq!(breakers(api.policies_of_rule(0, 2, v1)), (false, true));
     assert!(v1.own_policies().0.is_none());
 }
 

@@ -157,7 +157,7 @@ fn redirections_are_to_the_scheme_and_port_of_the_listener_where_nothing_else_is
         let request =
             RequestView { method: "GET", path: "/x", query: None, authority, fields: &fields };
         let actions = listeners.listeners[0].hosts[0].rules()[0].actions.clone().unwrap();
-        actions.redirection_at(&request, (scheme, port)).unwrap().location
+        actions.redirection_at(&request, scheme, port).unwrap().location
     };
     let plain = Redirect { scheme: None, hostname: None, path: None, port: None, status: 302 };
     let named = Redirect { hostname: Some(Name::new("b.com").unwrap()), ..plain.clone() };

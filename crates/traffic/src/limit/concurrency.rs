@@ -84,11 +84,11 @@ impl Places {
     }
 
     /// Records the result of a request that waited since `sent`; called before [`Self::is_heard`].
-    pub(super) fn record_outcome(&self, sent: Duration, (heard, now): (Heard, Duration)) {
+    pub(super) fn record_outcome(&self, sent: Duration, heard: Heard, now: Duration) {
         let Some(adaptive) = &self.adaptive else { return };
         let waiting = adaptive.waiting.load(Ordering::Relaxed);
         let mut tuning = adaptive.tuning.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(quartered_until) = tuning.add_sample((sent, heard), waiting, now) {
+        if let Some(quartered_until) = tuning.add_sample(sent, heard, waiting, now) {
             adaptive.quartered_until.store(to_nanos(quartered_until), Ordering::Relaxed);
             adaptive.most.store(tuning.waiting_limit(), Ordering::Relaxed);
         }
@@ -229,7 +229,8 @@ impl Tuning {
     /// the probe, if it changed.
     fn add_sample(
         &mut self,
-        (sent, heard): (Duration, Heard),
+        sent: Duration,
+        heard: Heard,
         waiting: u32,
         now: Duration,
     ) -> Option<Duration> {

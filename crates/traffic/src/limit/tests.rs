@@ -55,7 +55,7 @@ fn let_in(limits: &Limits, asked: &Asked<'_>) -> usize {
     let request = RequestView { method, path: asked.path, query, authority, fields: &fields };
     let caller = service_account(asked.from);
     let now = Duration::from_secs(7);
-    (0..100).filter(|_| limits.admit_request(PORT, (&request, Some(&caller)), now).is_ok()).count()
+    (0..100).filter(|_| limits.admit_request(PORT, &request, Some(&caller), now).is_ok()).count()
 }
 
 fn get(path: &str) -> Asked<'_> {
@@ -152,8 +152,7 @@ fn a_request_with_two_meanings_ends_no_list() {
         let request =
             RequestView { method: "POST", path: "/item", query, authority: "", fields: &fields };
         let now = Duration::from_secs(7);
-        let admitted =
-            (0..100).filter(|_| limits.admit_request(PORT, (&request, None), now).is_ok());
+        let admitted = (0..100).filter(|_| limits.admit_request(PORT, &request, None, now).is_ok());
         assert_eq!(admitted.count(), expected, "{query:?} {fields:?}");
     }
 }
@@ -198,12 +197,11 @@ fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
     let fields = Vec::new();
     let request =
         RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
-    let exceeded =
-        limits.admit_request(PORT, (&request, None), Duration::from_secs(7)).unwrap_err();
+    let exceeded = limits.admit_request(PORT, &request, None, Duration::from_secs(7)).unwrap_err();
     assert_eq!(exceeded.policy.to_string(), "RateLimit shop/b");
     assert_eq!(exceeded.answer.unwrap().status, Some(503));
     assert_eq!(exceeded.wait, Duration::from_secs(3600));
-    assert!(limits.admit_request(1, (&request, None), Duration::ZERO).is_ok(), "another port");
+    assert!(limits.admit_request(1, &request, None, Duration::ZERO).is_ok(), "another port");
 }
 
 #[test]
@@ -332,10 +330,10 @@ proptest! {
 
         // Each of them has three tokens, and rules without tokens take none from others.
         let now = Duration::from_secs(7);
-        let admitted = || limits.admit_request(PORT, (&request, caller.as_ref()), now).is_ok();
+        let admitted = || limits.admit_request(PORT, &request, caller.as_ref(), now).is_ok();
         if !expected.is_empty() {
             prop_assert_eq!((0..5).filter(|_| admitted()).count(), 3);
-            limits.give_back(PORT, (&request, caller.as_ref()));
+            limits.give_back(PORT, &request, caller.as_ref());
             prop_assert_eq!((0..5).filter(|_| admitted()).count(), 1);
         }
     }

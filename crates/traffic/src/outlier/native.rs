@@ -154,7 +154,7 @@ impl Outliers {
                 }
                 member.is_spared = true;
                 if self.has_room() {
-                    self.eject(slot, Cause::Consecutive, (seen.now, seen.draw), events);
+                    self.eject(slot, Cause::Consecutive, seen.now, seen.draw, events);
                 }
             }
             // Requests in progress at the time of the ejection are old evidence.
@@ -162,7 +162,7 @@ impl Outliers {
             State::Probed { under_way, .. } if member.checks.is_ill => *under_way &= !seen.probe,
             State::Probed { .. } if !seen.probe => {}
             State::Probed { .. } if seen.failed => {
-                self.eject(slot, Cause::Probe, (seen.now, seen.draw), events);
+                self.eject(slot, Cause::Probe, seen.now, seen.draw, events);
             }
             State::Probed { succeeded, under_way } => {
                 *succeeded += 1;
@@ -249,7 +249,7 @@ impl Outliers {
             // Of equals the first.
             let worst = guilty.rev().max_by(|(_, a), (_, b)| a.total.compare_rates(b.total));
             let Some(worst) = worst.map(|(slot, _)| slot) else { return };
-            self.eject(worst, Cause::Rate, (now, draw), events);
+            self.eject(worst, Cause::Rate, now, draw, events);
             draw = draw.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         }
     }
@@ -286,7 +286,8 @@ impl Outliers {
         &mut self,
         slot: usize,
         cause: Cause,
-        (now, draw): (Duration, u64),
+        now: Duration,
+        draw: u64,
         events: &mut Vec<Event>,
     ) {
         let rule = &self.rule;

@@ -140,7 +140,7 @@ impl SermantOutliers {
         let last = first.saturating_add(window.saturating_mul(ended - 1));
         for (slot, instance) in self.instances.iter_mut().enumerate() {
             let was_out = instance.out_until.is_some();
-            instance.end_windows((first, last, ended), &self.rule);
+            instance.end_windows(first, last, ended, &self.rule);
             // The ejection of a forgotten instance ends too.
             if was_out && instance.out_until.is_none() {
                 events.push(Event::Unejected { slot });
@@ -153,11 +153,7 @@ impl SermantOutliers {
 
 impl Instance {
     /// Ends this number of windows, the first and the last at these times.
-    fn end_windows(
-        &mut self,
-        (first, last, ended): (Duration, Duration, u32),
-        rule: &SermantRemoval,
-    ) {
+    fn end_windows(&mut self, first: Duration, last: Duration, ended: u32, rule: &SermantRemoval) {
         let Some(called) = self.called else { return };
         let expired = |at: Duration| at.saturating_sub(called) >= rule.common.expire;
         if expired(first) || expired(last) {

@@ -21,7 +21,7 @@ fn native_outlier_detection_passes_its_vectors() {
         };
         let algorithm = OutlierAlgorithm::Native(native_rule(&rule));
         let mut detector = OutlierDetector::new(&algorithm, instance_names(case).len());
-        run(case, |step, now| native_step(&mut detector, case, (step, now)));
+        run(case, |step, now| native_step(&mut detector, case, step, now));
     }
 }
 
@@ -37,7 +37,7 @@ fn removal_in_the_manner_of_sermant_passes_its_vectors() {
         let service = Name::new(field("service").as_str().unwrap()).unwrap();
         let rule = sermant_rule(&field).for_service(&service);
         let mut outliers = rule.map(|rule| SermantOutliers::new(rule, instance_names(case).len()));
-        run(case, |step, now| sermant_step(outliers.as_mut(), case, (step, now)));
+        run(case, |step, now| sermant_step(outliers.as_mut(), case, step, now));
     }
 }
 
@@ -79,7 +79,7 @@ fn standing_is_what_the_filter_left() {
     assert!(looked > 20);
 }
 
-fn native_step(detector: &mut OutlierDetector, case: &Value, (step, now): (&Value, Duration)) {
+fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: Duration) {
     let mut events = Vec::new();
     detector.advance_time(now, 0, &mut events);
     for (slot, failed) in step_calls(step, case) {
@@ -100,11 +100,7 @@ fn native_step(detector: &mut OutlierDetector, case: &Value, (step, now): (&Valu
     }
 }
 
-fn sermant_step(
-    outliers: Option<&mut SermantOutliers>,
-    case: &Value,
-    (step, now): (&Value, Duration),
-) {
+fn sermant_step(outliers: Option<&mut SermantOutliers>, case: &Value, step: &Value, now: Duration) {
     let mut events = Vec::new();
     let names = instance_names(case);
     let mut left: Vec<usize> = (0..names.len()).collect();

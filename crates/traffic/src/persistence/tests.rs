@@ -47,8 +47,9 @@ fn request_fields(
     now: u64,
 ) -> Vec<(String, String)> {
     let id = endpoint_id("cart-1");
-    let answer = (from_seconds(now), "/", false);
-    let (name, value) = persistence.response_field(&id, since.map(from_seconds), answer).unwrap();
+    let (name, value) = persistence
+        .response_field(&id, since.map(from_seconds), from_seconds(now), "/", false)
+        .unwrap();
     match &*name {
         "set-cookie" => {
             let (pair, _) = value.split_once(';').unwrap();
@@ -136,7 +137,7 @@ fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
     let found = |persistence: &CompiledPersistence| {
         let shown =
             persistence.session_value(&request_view(&fields, "/"), from_seconds(5)).unwrap();
-        persistence.find_endpoint((&names, std::slice::from_ref(&endpoint)), shown).is_some()
+        persistence.find_endpoint(&names, std::slice::from_ref(&endpoint), shown).is_some()
     };
     assert!(found(&persistence));
     let mut other = persistent_rule(carried_by(Carries::Cookie), vec![RequestMatch::default()]);
@@ -163,7 +164,9 @@ fn a_client_of_cookies_is_reported_what_it_does_not_know() {
         let reported = compile_persistence(persistence).response_field(
             &id,
             since.map(from_seconds),
-            (from_seconds(1_030), "/a", is_safe),
+            from_seconds(1_030),
+            "/a",
+            is_safe,
         );
         reported.map(|(name, value)| {
             assert_eq!(name, "set-cookie");

@@ -106,8 +106,7 @@ fn ask_where(
     let port = &plans.service(&service_name("cart")).unwrap().ports[&80];
     let mut choice = port.routes.choose_backend(&request, draw);
     let is_well = |_: &PortPlan, endpoint: &Arc<Endpoint>| is_well(endpoint);
-    let stay =
-        Stay::for_request(&mut choice, (plans, is_well), &request, || Duration::from_secs(1));
+    let stay = Stay::for_request(&mut choice, plans, is_well, &request, || Duration::from_secs(1));
     let backend = match choice {
         RouteChoice::To { backend, .. } => Some(backend.service.name.to_string()),
         _ => None,

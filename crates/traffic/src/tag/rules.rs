@@ -86,14 +86,14 @@ impl Compiled {
         let mut sets = Sets::default();
         let stems = Stems::from_rules(&for_caller)?;
         let unmatched =
-            fallback_sets(&rules.fallback_policy, (&for_caller, &stems), caller, &mut sets);
+            fallback_sets(&rules.fallback_policy, &for_caller, &stems, caller, &mut sets);
         let named = for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller));
         let outside: Vec<Set> = named.collect();
         let mut compiled = Vec::new();
         for (index, rule) in &for_caller {
             let stem = stems.stem_index(rule);
             let meaning = Meaning { caller, outside: &outside };
-            let rule = Rule::from_rule((*index, rule), stem, &meaning, &mut sets)
+            let rule = Rule::from_rule(*index, rule, stem, &meaning, &mut sets)
                 .map_err(|bad| bad.with_object(rule.origin.object_key()))?;
             compiled.push(rule);
         }
@@ -141,7 +141,8 @@ impl Compiled {
 
 impl Rule {
     fn from_rule(
-        (index, rule): (usize, &TagRule),
+        index: usize,
+        rule: &TagRule,
         stem: Option<usize>,
         meaning: &Meaning<'_>,
         sets: &mut Sets,
@@ -305,7 +306,8 @@ fn named_sets(rule: &TagRule, caller: &Caller) -> Vec<Set> {
 /// Returns the sets for requests without a matching rule: a list for each combination of stems.
 fn fallback_sets(
     fallback_policy: &[FallbackPolicy],
-    (rules, stems): (&[(usize, &TagRule)], &Stems<'_>),
+    rules: &[(usize, &TagRule)],
+    stems: &Stems<'_>,
     caller: &Caller,
     sets: &mut Sets,
 ) -> Box<[Box<[SetId]>]> {
@@ -326,14 +328,14 @@ fn compile_preferences(
     let mut preferences = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         if is_for(&rule.from, caller).map_err(|bad| bad.with_object(rule.origin.object_key()))? {
-            preferences.push(Preference::from_rule((index, rule), caller));
+            preferences.push(Preference::from_rule(index, rule, caller));
         }
     }
     Ok(preferences.into())
 }
 
 impl Preference {
-    fn from_rule((index, rule): (usize, &CallerRule), caller: &Caller) -> Self {
+    fn from_rule(index: usize, rule: &CallerRule, caller: &Caller) -> Self {
         let targets = rule.split.targets.iter().filter(|target| has_meaning(target, caller));
         let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
         let (shares, leaves) = Shares::from_split(&split);

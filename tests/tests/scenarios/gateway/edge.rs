@@ -59,9 +59,9 @@ impl Edge {
         let [meshed_bundle, edge_bundle] = ready.recv().expect("a control plane");
         let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let at = health.to_string();
-        let sidecar = start_member(&directory, ("proxy", "meshed-1"), &meshed_bundle, &[]);
+        let sidecar = start_member(&directory, "proxy", "meshed-1", &meshed_bundle, &[]);
         let arguments = [&["--bind", "127.0.0.1", "--health", &at], arguments].concat();
-        let proxy = start_member(&directory, ("gateway", "edge-1"), &edge_bundle, &arguments);
+        let proxy = start_member(&directory, "gateway", "edge-1", &edge_bundle, &arguments);
         let edge = Self {
             updates,
             control: Some((stop, thread)),
@@ -172,7 +172,8 @@ fn start_named(name: &'static str) -> Application {
 /// Starts the proxy of a workload that joins with this bundle.
 fn start_member(
     directory: &TempDir,
-    (command, name): (&str, &str),
+    command: &str,
+    name: &str,
     bundle: &str,
     more: &[&str],
 ) -> Program {

@@ -35,15 +35,15 @@ fn external_clients_come_in_where_a_policy_opens_the_port() {
         ("policy.flomesh.io", "AccessControl"),
     ] {
         pods.control.write("open.yaml", &ingress_policy(group, kind, &named));
-        pods.wait_for_response((EXTERNAL_CLIENT, SERVER, 8080), "200");
+        pods.wait_for_response(EXTERNAL_CLIENT, SERVER, 8080, "200");
         // No other client is accepted, although equally external.
         assert_eq!(pods.request_from(CLIENT, SERVER, 8080), "reset", "{group} {kind}");
         pods.control.write("open.yaml", &ingress_policy(group, kind, &other));
-        pods.wait_for_response((CLIENT, SERVER, 8080), "200");
+        pods.wait_for_response(CLIENT, SERVER, 8080, "200");
         assert_eq!(pods.request_from(EXTERNAL_CLIENT, SERVER, 8080), "reset", "{group} {kind}");
     }
     pods.control.write("open.yaml", "");
-    pods.wait_for_response((CLIENT, SERVER, 8080), "reset");
+    pods.wait_for_response(CLIENT, SERVER, 8080, "reset");
 }
 
 /// Returns the egress policy of the client.
@@ -64,21 +64,21 @@ fn an_account_goes_out_where_a_policy_says_so() {
     pods.start_server(EXTERNAL_CLIENT, 8080);
     pods.start_server(EXTERNAL_CLIENT, 8081);
     pods.start_sidecar(CLIENT, "client");
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "200");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
     pods.control.write("settings.yaml", STRICT);
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "reset");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
     let there = pods.pod_address(EXTERNAL_CLIENT);
     let by_address = "ipAddresses: [THERE/32], ports: [{number: 8080, protocol: tcp}]";
     pods.control.write("out.yaml", &egress_policy(&by_address.replace("THERE", &there)));
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "200");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
     assert_eq!(pods.request_from(CLIENT, EXTERNAL_CLIENT, 8081), "reset");
     // Here the request's host decides, which is the address: the requests succeed.
     let by_host = "hosts: [THERE], ports: [{number: 8081, protocol: http}]";
     pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", &there)));
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8081), "200");
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8080), "reset");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "200");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
     pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", "api.example")));
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8081), "403");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "403");
     pods.control.write("out.yaml", "");
-    pods.wait_for_response((CLIENT, EXTERNAL_CLIENT, 8081), "reset");
+    pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "reset");
 }

@@ -20,7 +20,7 @@ fn start_pair(mode: &str, port: u16, command: &[&str]) -> Pair {
     let listener = free_port();
     let manifests = [
         mesh_config(mode),
-        server_of("database", (port, ""), command),
+        server_of("database", port, "", command),
         client_manifest("user", &[], &[("database.shop", listener)]),
     ];
     Pair { mesh: Mesh::up(&manifests.concat()), listener: listener.to_string() }
@@ -56,7 +56,7 @@ impl Pair {
 
     /// Runs `work` while the database is reachable, by a policy with `defaultPolicy: deny`; without it, the
     /// connection is rejected. `ask` is a client that succeeds if it gets a response.
-    fn while_served(&self, mode: &str, (program, ask): (&str, &[&str]), work: impl FnOnce()) {
+    fn while_served(&self, mode: &str, program: &str, ask: &[&str], work: impl FnOnce()) {
         if mode == "deny" {
             self.mesh.write("policy.yaml", &allowed_tcp("user", "database"));
         }
@@ -78,7 +78,7 @@ fn redis_and_its_benchmark() {
         let number = port.to_string();
         let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
         let pair = start_pair(mode, port, &[&["redis-server"][..], &own].concat());
-        pair.while_served(mode, ("redis-cli", &["PING"]), || {
+        pair.while_served(mode, "redis-cli", &["PING"], || {
             let output = pair.run("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
             let last = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
@@ -100,8 +100,7 @@ fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
         let run = postgres.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let pair = start_pair(mode, postgres.port, &run);
-        let ask = ("pg_isready", &["-U", "tester", "-d", "postgres"][..]);
-        pair.while_served(mode, ask, || {
+        pair.while_served(mode, "pg_isready", &["-U", "tester", "-d", "postgres"][..], || {
             for tls in ["disable", "require"] {
                 run_pgbench(&pair, tls);
             }
@@ -117,7 +116,7 @@ fn mariadb_which_speaks_first_and_its_benchmark() {
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let pair = start_pair(mode, maria.port, &run);
-        pair.while_served(mode, ("mariadb-admin", &["ping"]), || {
+        pair.while_served(mode, "mariadb-admin", &["ping"], || {
             let began = Instant::now();
             assert_eq!(pair.run("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
             eprintln!("{mode}: a question took {:?}, silence first", began.elapsed());
@@ -146,7 +145,7 @@ fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without(
         let keep =
             ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", letters.to_str().unwrap()];
         let pair = start_pair(mode, port, &[&[python_program()][..], &run, &keep].concat());
-        pair.while_served(mode, (python_program(), &["hello"]), || {
+        pair.while_served(mode, python_program(), &["hello"], || {
             let mut send = pair.client_command(python_program(), &["send", &certificate]);
             let sent = send.stdin(std::fs::File::open(&text).unwrap()).output().unwrap();
             assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));

@@ -38,15 +38,15 @@ impl Shop {
         // A sidecar forwards only to processes of its own workload's command: if Envoy has the port, the server
         // behind it is a separate workload.
         let grpc_server = match ports[1] == self.interop.0 {
-            true => server_of("grpc", (ports[1], "GRPC"), &interop),
+            true => server_of("grpc", ports[1], "GRPC", &interop),
             false => {
-                let behind = server_of("interop", (self.interop.0, "GRPC"), &interop);
-                server_of("grpc", (ports[1], "GRPC"), &[]) + &behind
+                let behind = server_of("interop", self.interop.0, "GRPC", &interop);
+                server_of("grpc", ports[1], "GRPC", &[]) + &behind
             }
         };
         [
             mesh_config(mode),
-            server_of("web", (ports[0], "HTTP"), &run),
+            server_of("web", ports[0], "HTTP", &run),
             grpc_server,
             client_manifest("user", &[], &[("web.shop", web), ("grpc.shop", grpc)]),
             client_manifest("other", &[], &[("web.shop", others)]),
@@ -67,7 +67,7 @@ fn wait_for(web: u16, grpc: u16) {
 
 /// Checks all functions of the services on these ports, through an Envoy; `closed` is the status of a path
 /// without a policy.
-fn assert_serves((web, grpc): (u16, u16), closed: u16, cases: &[&str]) {
+fn assert_serves(web: u16, grpc: u16, closed: u16, cases: &[&str]) {
     wait_for(web, grpc);
     let url = |path: &str| format!("http://127.0.0.1:{web}{path}");
     for version in ["--http1.0", "--http1.1"] {
@@ -103,7 +103,7 @@ fn as_an_application_it_is_reached_in_either_version() {
         ]);
         let _mesh = Mesh::up(&shop.shop_manifests(mode, ports, &envoy.command()));
         let [web, grpc, others] = shop.listeners;
-        assert_serves((web, grpc), closed_status(mode), CASES);
+        assert_serves(web, grpc, closed_status(mode), CASES);
         wait_for_status(others, denied_status(mode));
     }
 }
@@ -119,7 +119,7 @@ fn before_a_listener_it_reaches_services_in_either_version() {
         let [at_web, at_grpc] = std::array::from_fn(|_| free_port());
         let envoy = Envoy::prepare(&[Passage::http1(at_web, web), Passage::http2(at_grpc, grpc)]);
         let _running = envoy.start();
-        assert_serves((at_web, at_grpc), closed_status(mode), CASES);
+        assert_serves(at_web, at_grpc, closed_status(mode), CASES);
         drop(mesh);
     }
 }
@@ -146,7 +146,7 @@ fn as_a_member_it_calls_sidecars_over_http2() {
             member(at_others, ("other", "web")),
         ]);
         let _running = envoy.start();
-        assert_serves((at_web, at_grpc), closed_status(mode), CASES);
+        assert_serves(at_web, at_grpc, closed_status(mode), CASES);
         wait_for_status(at_others, denied_status(mode));
     }
 }
@@ -179,7 +179,7 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         ]);
         let _running = envoy.start();
         // It decides itself which paths its clients may request.
-        assert_serves((web, grpc), 200, CASES);
+        assert_serves(web, grpc, 200, CASES);
         // With `defaultPolicy: allow` it rejects them itself, by the identity in their sidecar's certificate.
         let refused = wait_for_status(others, 403);
         let reason = if mode == "deny" { Some("denied-outbound") } else { None };

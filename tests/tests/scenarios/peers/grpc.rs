@@ -40,7 +40,7 @@ fn start_pair(mode: &str, protocol: &str) -> Pair {
     let run = [server.to_str().unwrap(), "--port", &port.to_string()];
     let manifests = [
         mesh_config(mode),
-        server_of("grpc", (port, protocol), &run),
+        server_of("grpc", port, protocol, &run),
         client_manifest("user", &[], &[("grpc.shop", listener)]),
     ];
     Pair { mesh: Mesh::up(&manifests.concat()), listener }

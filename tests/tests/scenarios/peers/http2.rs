@@ -37,7 +37,7 @@ fn start_site(mode: &str) -> Site {
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let manifests = [
         mesh_config(mode),
-        server_of("web", (port, "HTTP2"), &command),
+        server_of("web", port, "HTTP2", &command),
         client_manifest("user", &[], &[("web.shop", listener)]),
         allowed_http("user", "web", "/.*"),
     ];
@@ -226,7 +226,7 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
     for ((nginx, port, _), name) in sites.iter().zip(&names) {
         let command = nginx.command();
         let command: Vec<&str> = command.iter().map(String::as_str).collect();
-        manifests += &server_of(name, (*port, "HTTP2"), &command);
+        manifests += &server_of(name, *port, "HTTP2", &command);
     }
     let listeners: Vec<(&str, u16)> =
         services.iter().zip(&sites).map(|(it, site)| (&**it, site.2.port())).collect();

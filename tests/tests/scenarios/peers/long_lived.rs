@@ -52,12 +52,12 @@ impl Kind {
 
     /// Returns a service `chat` and a client with an outbound listener for it; `run` is the server's command,
     /// or empty.
-    fn chat_manifests(self, (port, listener): (u16, u16), run: &[String]) -> String {
+    fn chat_manifests(self, port: u16, listener: u16, run: &[String]) -> String {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let server = match self {
-            Self::WebSocket => server_of("chat", (port, "HTTP"), &run),
-            Self::Grpc => server_of("chat", (port, "GRPC"), &run),
-            Self::WebSocketOverHttp2 => server_of("chat", (port, "HTTP"), &run)
+            Self::WebSocket => server_of("chat", port, "HTTP", &run),
+            Self::Grpc => server_of("chat", port, "GRPC", &run),
+            Self::WebSocketOverHttp2 => server_of("chat", port, "HTTP", &run)
                 .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c"),
         };
         let client = client_manifest("user", &[], &[("chat.shop", listener)]);
@@ -108,7 +108,7 @@ impl Stream {
 /// timeout, then no route, `defaultPolicy: deny`, and other labels.
 fn outlives_rules(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
-    let mesh = Mesh::up(&kind.chat_manifests((port, listener), &kind.server_command(port)));
+    let mesh = Mesh::up(&kind.chat_manifests(port, listener, &kind.server_command(port)));
     let mut stream = kind.open_stream(listener);
     let user = mesh.sidecar("shop/user-1").pid;
     let turns = |path: &str, reason: &str| {
@@ -139,7 +139,7 @@ fn outlives_rules(kind: Kind) {
 /// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
 fn outlives_certificates(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
-    let manifests = kind.chat_manifests((port, listener), &kind.server_command(port));
+    let manifests = kind.chat_manifests(port, listener, &kind.server_command(port));
     let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
     let mut stream = kind.open_stream(listener);
     let began = certificate_expiries(&mesh);
@@ -160,7 +160,7 @@ fn goes_on_while_a_sidecar_drains(kind: Kind) {
     let (port, listener) = (free_port(), free_port());
     let run = kind.server_command(port);
     let _server = Program::start("the server", Command::new(&run[0]).args(&run[1..]));
-    let control = ControlPlane::start(&kind.chat_manifests((port, listener), &[]), &[]);
+    let control = ControlPlane::start(&kind.chat_manifests(port, listener, &[]), &[]);
     let drain = ["--drain-timeout", "5s"];
     let mut chat = Proxy::join(&control, "shop/chat-1", &drain);
     let mut user = Proxy::join(&control, "shop/user-1", &drain);

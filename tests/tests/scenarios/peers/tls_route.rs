@@ -27,7 +27,7 @@ fn start_site(mode: &str, route: &str) -> Site {
         let accept = port.to_string();
         let command =
             ["openssl", "s_server", "-accept", &accept, "-key", &key, "-cert", &certificate];
-        server_of(name, (port, "TCP"), &[&command[..], &["-quiet"]].concat())
+        server_of(name, port, "TCP", &[&command[..], &["-quiet"]].concat())
     });
     let secure = format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: secure, namespace: shop}}\n\

@@ -125,7 +125,7 @@ impl Kept {
             return Answer::Silence;
         }
         let body = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
-        let (status, object) = self.respond_to(method, (path, query), body);
+        let (status, object) = self.respond_to(method, path, query, body);
         let text = object.to_string();
         let head = format!(
             "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -134,12 +134,7 @@ impl Kept {
         Answer::Bytes([head, text].concat().into_bytes())
     }
 
-    fn respond_to(
-        &self,
-        method: &str,
-        (path, query): (&str, &str),
-        mut body: Value,
-    ) -> (u16, Value) {
+    fn respond_to(&self, method: &str, path: &str, query: &str, mut body: Value) -> (u16, Value) {
         let mut objects = self.lock_objects();
         match method {
             "GET" if path == "/version" => (

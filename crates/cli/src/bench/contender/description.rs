@@ -125,7 +125,7 @@ impl Description {
                 command.push(OsString::from(fill_template(word, &program, &certificates, place)?));
             }
             let launch = Launch::new(command);
-            running.start(place, Part::Proxy, &process.name, (&launch, files))?;
+            running.start(place, Part::Proxy, &process.name, &launch, files)?;
         }
         Ok(running)
     }

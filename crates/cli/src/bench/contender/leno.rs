@@ -75,7 +75,7 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
         &control.to_string(),
     ]);
     let files = vec![("mesh.yaml".to_owned(), manifests)];
-    running.start_leno(place, Part::Auxiliary, "control", (arguments, files))?;
+    running.start_leno(place, Part::Auxiliary, "control", arguments, files)?;
     let mut admins = Vec::new();
     for workload in workloads {
         let token = request_token(&mut running, place, &data, workload.name).await?;
@@ -94,7 +94,7 @@ async fn start_collector(
 ) -> anyhow::Result<SocketAddr> {
     let address = place.ports.address_for("collector")?;
     let arguments = owned_strings(&["bench", "collector", "--port", &address.port().to_string()]);
-    running.start_leno(place, Part::Auxiliary, "collector", (arguments, Vec::new()))?;
+    running.start_leno(place, Part::Auxiliary, "collector", arguments, Vec::new())?;
     running.until_answered(address, "/").await?;
     Ok(address)
 }
@@ -146,7 +146,7 @@ fn start_sidecar(
         &place.rig.proxy_threads().to_string(),
         "--drain-timeout=0s",
     ]);
-    running.start_leno(place, Part::Proxy, name, (arguments, Vec::new()))?;
+    running.start_leno(place, Part::Proxy, name, arguments, Vec::new())?;
     Ok(admin)
 }
 
@@ -222,7 +222,7 @@ fn render_manifests(
         text.push_str(TAG_ROUTE);
     }
     if mode == DefaultPolicy::Deny {
-        write_policies(&mut text, (workloads, &services), place.layout)?;
+        write_policies(&mut text, workloads, &services, place.layout)?;
     }
     Ok(text)
 }
@@ -260,7 +260,8 @@ fn write_workload(
 /// Adds one policy per service.
 fn write_policies(
     text: &mut String,
-    (workloads, services): (&[Workload], &BTreeSet<&str>),
+    workloads: &[Workload],
+    services: &BTreeSet<&str>,
     layout: Layout,
 ) -> anyhow::Result<()> {
     let namespace = layout.namespace();

@@ -44,7 +44,8 @@ impl Running {
         place: &Place<'_, '_>,
         part: Part,
         name: &str,
-        (launch, files): (&Launch, Vec<(String, String)>),
+        launch: &Launch,
+        files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
         let rig = place.rig;
         let cores = match part {
@@ -75,10 +76,11 @@ impl Running {
         place: &Place<'_, '_>,
         part: Part,
         name: &str,
-        (arguments, files): (Vec<String>, Vec<(String, String)>),
+        arguments: Vec<String>,
+        files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
         let launch = Launch::leno_command(arguments)?;
-        self.start(place, part, name, (&launch, files))
+        self.start(place, part, name, &launch, files)
     }
 
     /// Waits until an address returns success for a path.
@@ -90,7 +92,7 @@ impl Running {
         address: SocketAddr,
         path: &str,
     ) -> anyhow::Result<()> {
-        let answered = until_answered((address, path), START_MAX_WAIT, || self.check_alive());
+        let answered = until_answered(address, path, START_MAX_WAIT, || self.check_alive());
         let answered = answered.await;
         answered.map_err(|error| {
             anyhow::anyhow!("{}{}", output::format_error(&error), self.last_words())

@@ -48,7 +48,7 @@ impl GatewayRatingsArgs {
         let mut cases = Vec::new();
         for (link, target) in LINKS {
             for cores in self.core_counts() {
-                cases.push(self.build_case((link, target), cores));
+                cases.push(self.build_case(link, target, cores));
             }
         }
         let defaults = match self.app {
@@ -88,7 +88,7 @@ impl GatewayRatingsArgs {
         }
     }
 
-    fn build_case(&self, (link, role): (&str, &'static str), cores: usize) -> Case {
+    fn build_case(&self, link: &str, role: &'static str, cores: usize) -> Case {
         let count = format_cores(cores);
         let mut case = Case::keep_alive_pair(self.connections, 0);
         case.parameters.remove("body_bytes");

@@ -175,7 +175,7 @@ fn certificates_are_there_and_may_be_used() {
             .certificates
             .insert(object_id("infra", "broken"), Err("it is broken".to_owned()));
         if let Some(grant) = &grant {
-            world.add_object("ReferenceGrant", ("other", "grant"), grant.clone());
+            world.add_object("ReferenceGrant", "other", "grant", grant.clone());
         }
         let found = listener_statuses(&world)[0].0;
         assert_eq!(found, ["Accepted", "NoConflicts", expected], "{certificate} {grant:?}");
@@ -252,7 +252,7 @@ fn without_a_load_balancer_the_cluster_has_an_address() {
 fn gateways_of_other_classes_are_none_of_ours() {
     let mut world = World::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
     world.facts.classes.clear();
-    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &[]);
+    world.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
     let resolved = world.resolve_all();
     assert!(resolved.gateways.is_empty() && resolved.said.is_empty());
     assert!(resolved.parents.is_empty() && resolved.desired.is_empty());
@@ -284,7 +284,7 @@ fn a_name_that_is_no_label_is_said_to_be_none() {
         let name = "a".repeat(length);
         world.add_gateway(&name, spec.clone());
         let route = json!({"parentRefs": [{"name": name}], "rules": []});
-        world.add_object("HTTPRoute", ("infra", "r"), route);
+        world.add_object("HTTPRoute", "infra", "r", route);
         let resolved = world.resolve_all();
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
         let of_route = &resolved.parents[&route][0].conditions;

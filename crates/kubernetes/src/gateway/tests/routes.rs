@@ -35,7 +35,7 @@ fn namespaces_and_kinds_are_allowed_or_not() {
         let mut world = World::new(json!([add_http_route("l", json!({"allowedRoutes": allowed}))]));
         world.add_service("unknown", "web");
         let hosts: &[&str] = if word == "TLSRoute" { &["a.b"] } else { &[] };
-        world.add_route((word, namespace, "r"), json!({}), hosts);
+        world.add_route(word, namespace, "r", json!({}), hosts);
         let found = world.parent_reasons(word, namespace, "r");
         assert_eq!(found, [expected, "ResolvedRefs"], "{allowed} {word} {namespace}");
         let attached = world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached;
@@ -57,7 +57,7 @@ fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
         ("none", true, "Invalid"),
     ] {
         let mut world = World::new(listeners.clone());
-        world.add_route(("HTTPRoute", "infra", "r"), json!({"sectionName": section}), &[]);
+        world.add_route("HTTPRoute", "infra", "r", json!({"sectionName": section}), &[]);
         if runs {
             world.run();
         }
@@ -81,7 +81,7 @@ fn a_parent_is_a_listener_by_name_and_port() {
         (json!({"port": 82}), "NoMatchingParent", [0, 0]),
     ] {
         let mut world = World::new(listeners.clone());
-        world.add_route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
+        world.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
         assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
         let resolved = world.resolve_all();
         let said = &resolved.said[&object_id("infra", "edge")];
@@ -108,7 +108,7 @@ fn host_names_are_those_of_both_as_the_route_has_them() {
     ] {
         let more = listener.map_or(json!({}), |name| json!({"hostname": name}));
         let mut world = World::new(json!([add_http_route("l", more)]));
-        world.add_route(("HTTPRoute", "infra", "r"), json!({}), &route);
+        world.add_route("HTTPRoute", "infra", "r", json!({}), &route);
         let said = world.parent_reasons("HTTPRoute", "infra", "r")[0];
         let reason = if expected.is_empty() { "NoMatchingListenerHostname" } else { "Accepted" };
         assert_eq!(said, reason, "{listener:?} {route:?}");
@@ -122,7 +122,7 @@ fn host_names_are_those_of_both_as_the_route_has_them() {
 fn the_rules_of_a_host_name_are_in_the_order_of_their_routes() {
     let mut world = World::new(json!([add_http_route("l", json!({}))]));
     for (name, hosts) in [("c", vec!["a.b"]), ("a", vec!["a.b", "c.b"]), ("b", vec![])] {
-        world.add_route(("HTTPRoute", "infra", name), json!({}), &hosts);
+        world.add_route("HTTPRoute", "infra", name, json!({}), &hosts);
     }
     let row = |host: &str, routes: &[&str]| {
         (host.to_owned(), routes.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
@@ -151,13 +151,13 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
     ] {
         let mut world = World::new(json!([add_http_route("l", json!({}))]));
         if granted {
-            world.add_object("ReferenceGrant", ("other", "grant"), grant.clone());
+            world.add_object("ReferenceGrant", "other", "grant", grant.clone());
         }
         let mut bad = bad.clone();
         bad["weight"] = json!(3);
         let rules = json!([{"backendRefs": [good, bad]}, {"backendRefs": [good]}]);
         let spec = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
-        world.add_object("HTTPRoute", ("infra", "r"), spec);
+        world.add_object("HTTPRoute", "infra", "r", spec);
         assert_eq!(
             world.parent_reasons("HTTPRoute", "infra", "r"),
             ["Accepted", expected],
@@ -177,11 +177,11 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
 #[test]
 fn backends_to_which_somebody_wants_tls_are_none() {
     let mut world = World::new(json!([add_http_route("l", json!({}))]));
-    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &[]);
+    world.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
     let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}]});
-    world.add_object("BackendTLSPolicy", ("other", "p"), policy.clone());
+    world.add_object("BackendTLSPolicy", "other", "p", policy.clone());
     assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r"), ["Accepted", "ResolvedRefs"]);
-    world.add_object("BackendTLSPolicy", ("infra", "p"), policy);
+    world.add_object("BackendTLSPolicy", "infra", "p", policy);
     assert_eq!(
         world.parent_reasons("HTTPRoute", "infra", "r"),
         ["Accepted", "UnsupportedProtocol"]
@@ -198,7 +198,7 @@ fn routes_are_not_in_force_where_nothing_is_accepted() {
         (json!({"sectionName": "good"}), "Accepted"),
         (json!({}), "Accepted"),
     ] {
-        world.add_route(("HTTPRoute", "infra", "r"), parent.clone(), &[]);
+        world.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
         assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
     }
     let spec = json!({"listeners": [add_http_route("good", json!({}))], "odd": 1});
@@ -210,10 +210,10 @@ fn routes_are_not_in_force_where_nothing_is_accepted() {
 #[test]
 fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
     let mut world = World::new(json!([add_http_route("l", json!({}))]));
-    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &["a.b"]);
+    world.add_route("HTTPRoute", "infra", "r", json!({}), &["a.b"]);
     let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
     let good = world.facts.routes[&route].good.clone();
-    world.add_route(("HTTPRoute", "infra", "r"), json!({}), &["NO"]);
+    world.add_route("HTTPRoute", "infra", "r", json!({}), &["NO"]);
     assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
     world.facts.routes.get_mut(&route).unwrap().good = good;
     assert_eq!(
@@ -237,9 +237,9 @@ fn a_session_is_for_the_most_specific_listener_of_its_port() {
     let listeners: Vec<_> = listeners.map(|(name, hostname)| listener(name, hostname)).into();
     let mut world = World::new(json!(listeners));
     let wide = json!({"sectionName": "wide"});
-    world.add_route(("TLSRoute", "infra", "one"), wide.clone(), &["*.b"]);
-    world.add_route(("TLSRoute", "infra", "two"), wide, &["q.x.b", "c.b"]);
-    world.add_route(("TLSRoute", "infra", "three"), json!({"sectionName": "exact"}), &["a.b"]);
+    world.add_route("TLSRoute", "infra", "one", wide.clone(), &["*.b"]);
+    world.add_route("TLSRoute", "infra", "two", wide, &["q.x.b", "c.b"]);
+    world.add_route("TLSRoute", "infra", "three", json!({"sectionName": "exact"}), &["a.b"]);
     let resolved = world.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
     let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
@@ -261,8 +261,8 @@ fn a_session_is_for_the_route_whose_own_name_is_more_specific() {
         let mut world = World::new(json!([
             {"name": "l", "port": 443, "protocol": "TLS", "hostname": listener, "tls": {"mode": "Passthrough"}},
         ]));
-        world.add_route(("TLSRoute", "infra", "older"), json!({}), &[older]);
-        world.add_route(("TLSRoute", "infra", "newer"), json!({}), &[newer]);
+        world.add_route("TLSRoute", "infra", "older", json!({}), &[older]);
+        world.add_route("TLSRoute", "infra", "newer", json!({}), &[newer]);
         let resolved = world.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
         let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
@@ -281,10 +281,10 @@ fn sessions_and_connections_have_their_ports() {
         {"name": "idle", "port": 5433, "protocol": "TCP"},
     ]);
     let mut world = World::new(listeners);
-    world.add_route(("TLSRoute", "infra", "one"), json!({}), &["a.b", "a.c"]);
-    world.add_route(("TLSRoute", "infra", "two"), json!({}), &["*.x.b"]);
-    world.add_route(("TCPRoute", "infra", "db"), json!({"sectionName": "tcp"}), &[]);
-    world.add_route(("TCPRoute", "infra", "late"), json!({"sectionName": "tcp"}), &[]);
+    world.add_route("TLSRoute", "infra", "one", json!({}), &["a.b", "a.c"]);
+    world.add_route("TLSRoute", "infra", "two", json!({}), &["*.x.b"]);
+    world.add_route("TCPRoute", "infra", "db", json!({"sectionName": "tcp"}), &[]);
+    world.add_route("TCPRoute", "infra", "late", json!({"sectionName": "tcp"}), &[]);
     let resolved = world.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
     let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };

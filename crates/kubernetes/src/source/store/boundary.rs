@@ -138,7 +138,7 @@ impl ObjectStore {
         if members().next().is_some() && !members().any(has_port) {
             return Some(format!("no pod of the Service {name} has the port {port}"));
         }
-        let contradicted = |it: &Workload| self.contradicting_policy(it, (policy, backend));
+        let contradicted = |it: &Workload| self.contradicting_policy(it, policy, backend);
         let first = members().find_map(contradicted)?;
         Some(format!("the {first} opens port {port} of pods of {name} with other settings"))
     }
@@ -147,7 +147,8 @@ impl ObjectStore {
     fn contradicting_policy<'a>(
         &'a self,
         pod: &Workload,
-        (policy, backend): (&IngressPolicy, &IngressBackend),
+        policy: &IngressPolicy,
+        backend: &IngressBackend,
     ) -> Option<IngressName> {
         let near =
             self.services.may_select(pod).filter(|it| matches_selector(&it.selector, &pod.labels));

@@ -87,7 +87,7 @@ impl<'a> ConflictIndex<'a> {
         is_opaque: impl Fn(&ServiceName) -> bool,
     ) -> bool {
         let forwards = |route: &&Object| match route {
-            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to.0, to.1),
             _ => false,
         };
         let mut splits = self.splits.values().flatten();
@@ -98,7 +98,7 @@ impl<'a> ConflictIndex<'a> {
     /// Returns true if a route of another service forwards traffic to a port.
     pub(super) fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
         let forwards = |route: &&Object| match route {
-            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to),
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to.0, to.1),
             Object::GatewayTcpRoute(route) => route.forwards_to(to),
             Object::TlsRoute(route) => route.forwards_to(to),
             _ => false,
@@ -170,7 +170,8 @@ impl ObjectStore {
     pub(super) fn conflict_of_route(
         &self,
         route: &Object,
-        (service, port): (&ServiceName, Option<u16>),
+        service: &ServiceName,
+        port: Option<u16>,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
         let ports = self.ports_of_service(service, port);
@@ -273,12 +274,13 @@ impl ObjectStore {
     ) -> Rc<[ObjectKey]> {
         let place = (at.0.clone(), at.1);
         let mut known = conflicts.deciding.borrow_mut();
-        known.entry(place).or_insert_with(|| self.compute_in_force(at, conflicts)).clone()
+        known.entry(place).or_insert_with(|| self.compute_in_force(at.0, at.1, conflicts)).clone()
     }
 
     fn compute_in_force(
         &self,
-        (service, port): (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
         let preference = preference_name(service).and_then(|name| {

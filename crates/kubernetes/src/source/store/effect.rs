@@ -14,11 +14,11 @@ impl ObjectStore {
     pub(super) fn idle_route(
         &self,
         route: &Object,
-        (service, port): (&ServiceName, Option<u16>),
+        service: &ServiceName,
+        port: Option<u16>,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<Condition> {
-        let (reason, message) = match self.first_of_same_matches(route, (service, port), conflicts)
-        {
+        let (reason, message) = match self.first_of_same_matches(route, service, port, conflicts) {
             Some(first) => (OVERRIDDEN, format!("none of its rules has an effect: {first}")),
             None => {
                 let (_, backends) = route_backends(route);
@@ -37,7 +37,8 @@ impl ObjectStore {
     fn first_of_same_matches(
         &self,
         route: &Object,
-        (service, port): (&ServiceName, Option<u16>),
+        service: &ServiceName,
+        port: Option<u16>,
         conflicts: &ConflictIndex<'_>,
     ) -> Option<String> {
         let (Object::HttpRoute(own) | Object::GrpcRoute(own)) = route else { return None };

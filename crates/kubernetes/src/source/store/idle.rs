@@ -29,7 +29,7 @@ impl ObjectStore {
                 let effects = TagEffects::from_rules(&TagRules::default(), &lane.rules);
                 let mut found = None;
                 for port in self.ports_of_service(&lane.service, None) {
-                    let idle = Idle::of_tags(effects, (&lane.service, port), around)?;
+                    let idle = Idle::of_tags(effects, &lane.service, port, around)?;
                     found = found.or(Some(idle));
                 }
                 found
@@ -62,7 +62,7 @@ impl ObjectStore {
                             && around.conflicts().applies_lanes(object, &without_port(scope)),
                     };
                     if !here.is_none() {
-                        let idle = Idle::of_tags(here, place, around)?;
+                        let idle = Idle::of_tags(here, place.0, place.1, around)?;
                         found = found.or(Some(idle));
                     }
                 }

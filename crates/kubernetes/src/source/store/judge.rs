@@ -100,7 +100,7 @@ impl ObjectStore {
                         Some(refusal) => {
                             (accepted_condition(Some(refusal), "UnsupportedValue"), None)
                         }
-                        None => self.parent_conditions(origin, (record, parent), others),
+                        None => self.parent_conditions(origin, record, parent, others),
                     };
                     ParentSaid {
                         parent: parent.clone(),
@@ -150,7 +150,8 @@ impl ObjectStore {
     fn parent_conditions(
         &self,
         origin: &Origin,
-        (record, parent): (&Record, &Value),
+        record: &Record,
+        parent: &Value,
         others: &Others<'_>,
     ) -> (Condition, Option<Condition>) {
         let (service, port) = match parent_of(parent, &record.target.namespace) {
@@ -163,8 +164,8 @@ impl ObjectStore {
         let Some(route) = self.customs.get_by_origin(origin) else {
             return (accepted_condition(None, ""), None);
         };
-        let conflict = self.conflict_of_route(route, (&service, port), &others.conflicts);
-        let idle = || self.idle_route(route, (&service, port), &others.conflicts);
+        let conflict = self.conflict_of_route(route, &service, port, &others.conflicts);
+        let idle = || self.idle_route(route, &service, port, &others.conflicts);
         let idle = idle().filter(|_| conflict.is_none());
         (accepted_condition(conflict.as_deref(), CONFLICTED), idle)
     }
@@ -426,7 +427,7 @@ impl<'a> Surroundings<'a> for Around<'a, '_> {
         let Self { store, others } = self;
         let is_opaque = store.is_opaque(service, port);
         let attached = others.conflicts.attached_routes(service);
-        attached.compute_destinations((service, port), is_opaque, |(kind, name), to| {
+        attached.compute_destinations(service, port, is_opaque, |(kind, name), to| {
             let own = &name.namespace;
             *own == to.namespace
                 || others.grants.iter().any(|grant| grant.permits_route(kind, own, to))

@@ -134,7 +134,7 @@ impl Exchange<'_, '_> {
         let mut head = BytesMut::new();
         let context = self.span().map(Written::from_span);
         let added = self.added_headers(context.as_ref());
-        let edits = request_edits(self, (aim, actions), Framing::Outside, &added);
+        let edits = request_edits(self, aim, actions, Framing::Outside, &added);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }

@@ -17,7 +17,8 @@ impl Exchange<'_, '_> {
     /// data read so far. `None` without a body, and for an upgrade.
     pub(super) async fn read_ahead(
         &mut self,
-        (rule, shown): (&CompiledAuthorization, ShownBody),
+        rule: &CompiledAuthorization,
+        shown: ShownBody,
         beginning: &mut Option<Beginning>,
         bound: &Bound,
     ) -> Result<Option<Excerpt>, Failure> {

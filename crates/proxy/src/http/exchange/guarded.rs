@@ -36,7 +36,7 @@ struct Changes {
 }
 
 impl Changes {
-    fn add_edits(&mut self, (request, response): (HeaderEdits, HeaderEdits)) {
+    fn add_edits(&mut self, request: HeaderEdits, response: HeaderEdits) {
         for (all, more) in [(&mut self.request, request), (&mut self.response, response)] {
             let HeaderEdits { set, add, remove } = more;
             // Later changes override earlier ones.
@@ -76,13 +76,13 @@ impl Exchange<'_, '_> {
             self.observer = None;
         }
         let asked = (&with_claims, &shown.edits);
-        let consulted = self.run_checks(guards, (asked, port), bound).await?;
+        let consulted = self.run_checks(guards, asked, port, bound).await?;
         if let Some(port) = limited {
             self.acquire_permit(port, &with_claims, bound)?;
         }
         let mut changes = Changes::default();
-        changes.add_edits((shown.edits.clone(), HeaderEdits::default()));
-        changes.add_edits((consulted.request, consulted.response));
+        changes.add_edits(shown.edits.clone(), HeaderEdits::default());
+        changes.add_edits(consulted.request, consulted.response);
         request.remove_similar(&mut changes.request);
         if !changes.request.is_empty() || !changes.response.is_empty() {
             let [request, response] =
@@ -95,7 +95,8 @@ impl Exchange<'_, '_> {
     async fn run_checks(
         &mut self,
         guards: &PortGuards,
-        (asked, port): (Reported<'_>, u16),
+        asked: Reported<'_>,
+        port: u16,
         bound: &Bound,
     ) -> Result<Changes, Failure> {
         let mut changes = Changes::default();
@@ -104,16 +105,16 @@ impl Exchange<'_, '_> {
         for rule in guards.required_authorizations(view) {
             let excerpt = match rule.rule.body {
                 // Boxed to keep the future small for other requests.
-                Some(body) => {
-                    Box::pin(self.read_ahead((rule, body), &mut beginning, bound)).await?
-                }
+                Some(body) => Box::pin(self.read_ahead(rule, body, &mut beginning, bound)).await?,
                 None => None,
             };
-            changes.add_edits(self.authorized_by(rule, (asked, port), bound, excerpt).await?);
+            let (request, response) = self.authorized_by(rule, asked, port, bound, excerpt).await?;
+            changes.add_edits(request, response);
         }
         let asking = Asking { account: self.caller_account(), address: self.session.peer.ip() };
         for (rule, described) in guards.required_limits(view, asking) {
-            changes.add_edits(self.admitted_by(rule, described, view).await?);
+            let (request, response) = self.admitted_by(rule, described, view).await?;
+            changes.add_edits(request, response);
         }
         if let Some(beginning) = beginning {
             self.body.begin_with(beginning);
@@ -129,7 +130,8 @@ impl Exchange<'_, '_> {
     async fn authorized_by(
         &self,
         rule: &CompiledAuthorization,
-        ((view, edits), port): (Reported<'_>, u16),
+        (view, edits): Reported<'_>,
+        port: u16,
         bound: &Bound,
         excerpt: Option<Excerpt>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
@@ -145,10 +147,11 @@ impl Exchange<'_, '_> {
             service: plan.served.get(&port),
         };
         let question =
-            authorization::build_request(rule, (self.request, view, edits), &ends, excerpt);
-        let question = (authorization::METHOD, question);
+            authorization::build_request(rule, self.request, view, edits, &ends, excerpt);
         let read = |answer| authorization::parse_verdict(answer, view);
-        match send_check(worker, &rule.rule.check_service, question, read).await {
+        match send_check(worker, &rule.rule.check_service, authorization::METHOD, question, read)
+            .await
+        {
             Ok(authorization::Verdict::Allowed { request, response }) => {
                 worker.shard.add(Count::AuthorizationAllowed, 1);
                 Ok((request, response))
@@ -179,9 +182,16 @@ impl Exchange<'_, '_> {
         view: &RequestView<'_>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let question = (limit::METHOD, limit::build_request(rule, described));
         let read = |answer| limit::parse_verdict(answer, rule, view);
-        match send_check(worker, &rule.rule.check_service, question, read).await {
+        match send_check(
+            worker,
+            &rule.rule.check_service,
+            limit::METHOD,
+            limit::build_request(rule, described),
+            read,
+        )
+        .await
+        {
             Ok(limit::Verdict::Room { request, response }) => {
                 worker.shard.add(Count::GlobalLimitAllowed, 1);
                 Ok((request, response))

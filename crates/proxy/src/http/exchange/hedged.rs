@@ -97,7 +97,8 @@ impl Exchange<'_, '_> {
     /// response; the other attempt is canceled, and does not count as a failure.
     pub(super) async fn send_hedged(
         &mut self,
-        (aim, bound): (&Aim<'_>, &Bound),
+        aim: &Aim<'_>,
+        bound: &Bound,
         rule: &HedgeRule,
         tried: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
@@ -119,7 +120,7 @@ impl Exchange<'_, '_> {
             again::pay_in(&self.session.worker, second.service.as_ref());
         }
         self.observer = Some(ResponseObserver::Beside(beside));
-        let raced = self.race_attempts((aim, bound, &mut *tried), (rule.after, second)).await;
+        let raced = self.race_attempts(aim, bound, &mut *tried, rule.after, second).await;
         let answered = match raced {
             Raced::First(outcome) => return outcome,
             Raced::Second(answered) => *answered,
@@ -160,8 +161,11 @@ impl Exchange<'_, '_> {
     /// Runs both attempts until one of them has a response, or both have failed.
     async fn race_attempts(
         &mut self,
-        (aim, bound, tried): (&Aim<'_>, &Bound, &mut Option<EndpointId>),
-        (after, second): (Duration, Second<'_>),
+        aim: &Aim<'_>,
+        bound: &Bound,
+        tried: &mut Option<EndpointId>,
+        after: Duration,
+        second: Second<'_>,
     ) -> Raced {
         let client = self.responder.client_connection();
         let beside = second.beside.clone();
@@ -261,7 +265,7 @@ impl Second<'_> {
             Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests)).ok()?),
         };
         let timed = upstream.start_timed();
-        match self.send_request((&upstream, trial.as_ref(), &timed), body).await {
+        match self.send_request(&upstream, trial.as_ref(), &timed, body).await {
             Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
             // No request was sent, so the endpoint has not failed.
             Ok(None) => None,
@@ -283,7 +287,7 @@ impl Second<'_> {
         let Destination::Endpoints(priorities) = &self.bound.destination else { return None };
         let (cluster, hashed) = (self.bound.cluster.as_deref(), self.bound.hashed.as_ref());
         let upstream =
-            pick_endpoint(self.worker, (priorities, cluster), hashed, Some(&first)).ok()?;
+            pick_endpoint(self.worker, priorities, cluster, hashed, Some(&first)).ok()?;
         let is_fit =
             upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
         is_fit.then_some(upstream)
@@ -293,7 +297,9 @@ impl Second<'_> {
     /// retry budget is exhausted.
     async fn send_request(
         &self,
-        (upstream, trial, timed): (&Rc<Upstream>, Option<&Trial>, &Timed),
+        upstream: &Rc<Upstream>,
+        trial: Option<&Trial>,
+        timed: &Timed,
         body: Vec<crate::http::body::Piece>,
     ) -> Result<Option<LinkStream>, Ending> {
         let wait = Wait::for_cluster(self.bound.cluster.as_deref(), || Wait::Short);
@@ -313,7 +319,7 @@ impl Second<'_> {
         timed.mark_waiting();
         let head = stream.final_head().await;
         let head = head.map_err(|lost| Ending::Broken(lost_reason(lost)))?;
-        match self.check_response(&head, (trial, timed)) {
+        match self.check_response(&head, trial, timed) {
             Ok(()) => Ok(Some(stream)),
             Err(ending) => {
                 stream.abandon();
@@ -327,7 +333,8 @@ impl Second<'_> {
     fn check_response(
         &self,
         received: &ReceivedHead,
-        (trial, timed): (Option<&Trial>, &Timed),
+        trial: Option<&Trial>,
+        timed: &Timed,
     ) -> Result<(), Ending> {
         let mut head = ResponseHead::default();
         let bytes = &received.bytes;

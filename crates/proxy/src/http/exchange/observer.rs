@@ -49,11 +49,7 @@ impl ResponseObserver {
 
     /// Records that the client receives a response with this head.
     #[inline(never)]
-    pub(crate) fn record_response(
-        &self,
-        request: &Request<'_>,
-        (bytes, head): (&[u8], &ResponseHead),
-    ) {
+    pub(crate) fn record_response(&self, request: &Request<'_>, bytes: &[u8], head: &ResponseHead) {
         let seat = match self {
             Self::Beside(beside) => return beside.mark_answered(),
             Self::Place(seat) => seat,

@@ -101,7 +101,7 @@ impl Exchange<'_, '_> {
                 let (worker, cluster) = (&self.session.worker, bound.cluster.as_deref());
                 let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
                 let endpoint = endpoints.iter().find(|it| it.is_same_place(&pinned.endpoint))?;
-                session_endpoint(worker, (endpoint, cluster), avoid).map(Destined::Upstream)
+                session_endpoint(worker, endpoint, cluster, avoid).map(Destined::Upstream)
             }
             _ => None,
         }
@@ -121,7 +121,7 @@ impl Exchange<'_, '_> {
             }
             None => {
                 let wait = self.wait_alone();
-                destined.checkout_alone(worker, (self.timed.as_ref(), wait)).await
+                destined.checkout_alone(worker, self.timed.as_ref(), wait).await
             }
         }
     }

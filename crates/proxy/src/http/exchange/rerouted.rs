@@ -19,7 +19,7 @@ use crate::rule_matches;
 
 impl Exchange<'_, '_> {
     /// Returns the state of the request after an attempt.
-    pub(crate) fn attempt_so_far(&self, (aim, bound): (&Aim<'_>, &Bound)) -> Attempt {
+    pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>, bound: &Bound) -> Attempt {
         let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
         Attempt {
             sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
@@ -42,7 +42,7 @@ impl Exchange<'_, '_> {
         self.record.retries += 1;
         let policy = self.actions.as_ref().and_then(|it| it.retried_by.as_ref());
         if let Some((policy, slot)) = policy {
-            rule_matches::count_retry(&self.session.worker.shard, (policy, slot));
+            rule_matches::count_retry(&self.session.worker.shard, policy, slot);
         }
         self.progress = Progress::default();
         self.record.head.rejection.set(None);
@@ -59,7 +59,8 @@ impl Exchange<'_, '_> {
     ) -> Option<Outdated> {
         let Destination::Endpoints(priorities) = &at.1.destination else { return None };
         // Those attempts, and the time that they took, were for other endpoints.
-        let first = Attempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at) };
+        let first =
+            Attempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at.0, at.1) };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let may_repeat = match reason {
             Reason::NoEndpoint => !first.response_started,
@@ -129,7 +130,7 @@ impl Exchange<'_, '_> {
                 let attempt = self.send_attempt(at.0, at.1, &mut tried);
                 match limit {
                     None => attempt.await,
-                    Some(limit) => in_limit(limit, attempt).await,
+                    Some(limit) => in_limit(limit.0, limit.1, attempt).await,
                 }
             };
             let Err(reason) = outcome else { return Ok(()) };
@@ -138,10 +139,10 @@ impl Exchange<'_, '_> {
             }
             let again = match rule {
                 None => {
-                    retry::may_retry(reason, &self.attempt_so_far(at))
+                    retry::may_retry(reason, &self.attempt_so_far(at.0, at.1))
                         && self.retrying.try_claim(at.1.cluster.as_deref())
                 }
-                Some(rule) => self.is_tried_again(rule, reason, at).await,
+                Some(rule) => self.is_tried_again(rule, reason, at.0, at.1).await,
             };
             if !again {
                 return Err(reason);

@@ -26,8 +26,13 @@ pub(super) fn http2_request(
         Destined::Application(_) => {
             let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
             let target = aim.origin.as_deref().or(std::str::from_utf8(target).ok());
-            let place = (aim.authority, target.unwrap_or_default());
-            let mut asked = head_of(exchange.request, ("http", destined), place)?;
+            let mut asked = head_of(
+                exchange.request,
+                "http",
+                destined,
+                aim.authority,
+                target.unwrap_or_default(),
+            )?;
             if let Some(rule) = &exchange.actions {
                 answer::edit_fields(&rule.request, asked.headers_mut())
                     .ok_or(Reason::BadRequest)?;
@@ -42,12 +47,8 @@ pub(super) fn http2_request(
             let context = exchange.span().map(Written::from_span);
             let added = exchange.added_headers(context.as_ref());
             let mut bytes = BytesMut::new();
-            let edits = request_edits(
-                exchange,
-                (aim, exchange.actions.as_deref()),
-                Framing::Outside,
-                &added,
-            );
+            let edits =
+                request_edits(exchange, aim, exchange.actions.as_deref(), Framing::Outside, &added);
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
             let mut head = exchange.session.worker.request_heads.lend();
             match head.parse(&bytes) {
@@ -61,20 +62,22 @@ pub(super) fn http2_request(
             let target = std::str::from_utf8(target).unwrap_or_default();
             let is_plain = upstream.endpoint.account.is_none();
             let scheme = if is_plain { "http" } else { "https" };
-            head_of(&request, (scheme, destined), (aim.authority, target))
+            head_of(&request, scheme, destined, aim.authority, target)
         }
     }
 }
 
 fn head_of(
     request: &Request<'_>,
-    (scheme, destined): (&str, &Destined),
-    (authority, target): (&str, &str),
+    scheme: &str,
+    destined: &Destined,
+    authority: &str,
+    target: &str,
 ) -> Result<http::Request<()>, Reason> {
     let address = destined.address().to_string();
     let authority = if authority.is_empty() { &address } else { authority };
     match request.upgrade {
         true => connect::from_upgrade(request, (scheme, authority, target)),
-        false => head::request_to(&request.bytes, request.head, (scheme, authority, target)),
+        false => head::request_to(&request.bytes, request.head, scheme, authority, target),
     }
 }

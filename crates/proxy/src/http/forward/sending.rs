@@ -41,7 +41,8 @@ impl Sending {
     pub(super) fn after_body(
         sent: Result<(), Broken>,
         answered: bool,
-        (observer, timed): (Option<&ResponseObserver>, Option<&Timed>),
+        observer: Option<&ResponseObserver>,
+        timed: Option<&Timed>,
     ) -> Result<Self, Reason> {
         let now = match sent {
             Ok(()) => {

@@ -20,7 +20,8 @@ use crate::session::Session;
 /// Forwards the direction of the client. Once it alone is open, the connection stays open as long as the
 /// upstream does and the client is not idle for longer than the idle timeout.
 pub(super) async fn forward_client(
-    (body, sink): (&mut Source<'_>, &mut Sink<'_>),
+    body: &mut Source<'_>,
+    sink: &mut Sink<'_>,
     session: &Session,
     noted: &Noted<'_>,
     sending: &Cell<Sending>,
@@ -49,7 +50,8 @@ impl Reply<'_, '_> {
     /// Forwards the head and the direction of the upstream, and waits for the end of the client's direction.
     pub(super) async fn forward_upstream(
         &mut self,
-        (bytes, head): (&[u8], &ResponseHead),
+        bytes: &[u8],
+        head: &ResponseHead,
         mut source: Source<'_>,
     ) -> Result<(), Reason> {
         self.sending.set(Sending::Tunnel);
@@ -58,7 +60,7 @@ impl Reply<'_, '_> {
         self.started.set(true);
         let mut sink = self
             .responder
-            .start(bytes, (head, self.edits, self.keeps), false)
+            .start(bytes, head, self.edits, self.keeps, false)
             .map_err(|_| Reason::DownstreamClosed)?;
         let pumped = forward_body(&mut source, &mut sink, Silence::Allowed, &self.given).await;
         if let Err(broken) = pumped {

@@ -88,8 +88,12 @@ async fn checkout_again(
     exchange.progress = Progress { pins: exchange.progress.pins, ..Progress::default() };
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
-    let how = (session.found_http2, exchange.wait_alone());
-    let checkout = destined.acquire(&session.worker, exchange.timed.as_ref(), how);
+    let checkout = destined.acquire(
+        &session.worker,
+        exchange.timed.as_ref(),
+        session.found_http2,
+        exchange.wait_alone(),
+    );
     let checkout = match exchange.trial.as_ref().map(Trial::upstream_cluster) {
         Some(cluster) => cluster.wait_for_connection(checkout).await?,
         None => checkout.await?,

@@ -24,7 +24,8 @@ use crate::worker::Worker;
 /// Sends a complete request over an HTTP/1.1 connection, and reads the response to its end. Returns its status.
 pub(crate) async fn over_http1(
     worker: &Worker,
-    (upstream, mut connection): (&Rc<Upstream>, Box<Http1Upstream>),
+    upstream: &Rc<Upstream>,
+    mut connection: Box<Http1Upstream>,
     bytes: Bytes,
     body: Vec<Piece>,
 ) -> Result<u16, Reason> {
@@ -63,7 +64,8 @@ pub(crate) async fn over_http1(
 /// `cluster`: the policies that bound the request.
 pub(crate) async fn over_http2(
     worker: &Rc<Worker>,
-    (upstream, cluster): (&Rc<Upstream>, Option<&UpstreamCluster>),
+    upstream: &Rc<Upstream>,
+    cluster: Option<&UpstreamCluster>,
     mut checkout: Http2Checkout,
     bytes: Bytes,
     body: Vec<Piece>,
@@ -104,8 +106,7 @@ fn head_of(
     let address = upstream.endpoint.address.to_string();
     let authority = if aim.authority.is_empty() { &address } else { aim.authority };
     let scheme = if upstream.is_plain() { "http" } else { "https" };
-    let place = (scheme, authority, target.unwrap_or_default());
-    head::request_to(&request.bytes, request.head, place)
+    head::request_to(&request.bytes, request.head, scheme, authority, target.unwrap_or_default())
 }
 
 async fn over_stream(

@@ -40,7 +40,7 @@ proptest! {
         prop_assert_eq!(head.target.slice_in(&bytes), target.as_bytes());
         prop_assert_eq!(head.host.map(|host| host.slice_in(&bytes)), Some(host.as_bytes()));
 
-        let mut again = request_to(&bytes, &head, ("https", &host, &target)).unwrap();
+        let mut again = request_to(&bytes, &head, "https", &host, &target).unwrap();
         prop_assert_eq!(again.method(), &Method::from_bytes(method.as_bytes()).unwrap());
         prop_assert_eq!(again.uri().to_string(), uri);
         // Fields that each hop sets itself, and those that RFC 9113 §8.2.3 permits to join.
@@ -78,7 +78,7 @@ fn a_head_of_http2_never_says_where_it_ends_or_what_is_for_one_hop() {
                 upgrade: foo\r\nproxy-connection: close\r\nx-stays: 1\r\n\r\n";
     let mut head = RequestHead::default();
     assert_eq!(head.parse(text.as_bytes()), Ok(Parsed::Complete(text.len())));
-    let asked = request_to(text.as_bytes(), &head, ("http", "x", "/a")).unwrap();
+    let asked = request_to(text.as_bytes(), &head, "http", "x", "/a").unwrap();
     let mut names: Vec<_> = asked.headers().keys().map(HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["te", "x-stays"]);

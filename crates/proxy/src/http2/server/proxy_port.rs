@@ -67,6 +67,6 @@ async fn reject_one(
     let _record = Record::unreadable(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
     let is_bodiless = parts.method == http::Method::HEAD;
-    rescue::send_error(&failure, session, &mut responder, (is_bodiless, false), None).await;
+    rescue::send_error(&failure, session, &mut responder, is_bodiless, false, None).await;
     body
 }

@@ -36,15 +36,16 @@ pub(super) struct Gate {
 impl Gate {
     /// Creates a gateway: `ratings` has a sidecar and the first address, `plain` has none and the other
     /// address.
-    pub(super) async fn new(meshed: SocketAddr, (protocol, plain): (Protocol, SocketAddr)) -> Self {
-        Self::with_limits(Setup::default().limits, meshed, (protocol, plain)).await
+    pub(super) async fn new(meshed: SocketAddr, protocol: Protocol, plain: SocketAddr) -> Self {
+        Self::with_limits(Setup::default().limits, meshed, protocol, plain).await
     }
 
     /// The same with other limits.
     pub(super) async fn with_limits(
         limits: Limits,
         meshed: SocketAddr,
-        (protocol, plain): (Protocol, SocketAddr),
+        protocol: Protocol,
+        plain: SocketAddr,
     ) -> Self {
         let setup = Setup { protocol, limits, ..Default::default() };
         let mesh = Mesh::new(meshed, setup).await;

@@ -19,7 +19,7 @@ const GET: &str = "GET / HTTP/1.1\r\nhost: a.com\r\n\r\n";
 
 /// Creates a gateway with a plaintext port and a TLS port.
 async fn start_gateway(limits: Limits, app: SocketAddr) -> (Gate, GatewayCertificate) {
-    let gate = Gate::with_limits(limits, app, (Protocol::Http, app)).await;
+    let gate = Gate::with_limits(limits, app, Protocol::Http, app).await;
     let one = self_signed(&["a.com"]);
     let rules = vec![path_rule("/", backends_to("ratings"))];
     let plain = vec![gateway_listener("plain", "", vec![host_rules("", rules)])];
@@ -37,7 +37,7 @@ fn clients_come_in_past_ten_times_as_many_silent_ones() {
         let (gate, certificate) = start_gateway(narrow_setup().limits, app.address).await;
         let address = gate.port_address(HTTPS).await;
         for sent in Sent::HANDSHAKES {
-            expect_served((address, 10 * ROOM), (sent, b"h2"), async || {
+            expect_served(address, 10 * ROOM, sent, b"h2", async || {
                 let session =
                     connect_tls(address, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
                 assert_eq!(Client::new(session).send_request(GET).await.status, 200);
@@ -55,10 +55,9 @@ fn clients_that_send_no_request_hold_a_part_of_the_connections() {
         let app = Application::with_response(OK).await;
         let (gate, certificate) = start_gateway(limits, app.address).await;
         let [http, https] = [gate.port_address(HTTP).await, gate.port_address(HTTPS).await];
-        let silent = (Sent::Nothing, &b"h2"[..]);
-        let crowd = Crowd::at(https, 10 * ROOM, silent).await;
+        let crowd = Crowd::at(https, 10 * ROOM, Sent::Nothing, &b"h2"[..]).await;
         for sent in Sent::REQUESTS {
-            expect_served((http, 10 * ROOM), (sent, b"h2"), async || {
+            expect_served(http, 10 * ROOM, sent, b"h2", async || {
                 assert_eq!(Client::connect(http).await.send_request(GET).await.status, 200);
                 let session =
                     connect_tls(https, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();

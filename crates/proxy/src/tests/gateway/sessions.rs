@@ -34,7 +34,7 @@ fn get(host: &str) -> String {
 fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
+        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
         let [one, two] = [self_signed(&["a.com"]), self_signed(&["b.a.com", "c.a.com"])];
         let listeners =
             vec![tls_listener("one", "a.com", &[&one]), tls_listener("two", "*.a.com", &[&two])];
@@ -69,7 +69,7 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
 fn an_absolute_target_has_the_scheme_of_its_listener() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
+        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
         let one = self_signed(&["a.com"]);
         gate.set_ports(vec![
             (HTTPS, Serves::Https(vec![tls_listener("one", "a.com", &[&one])])),
@@ -99,7 +99,7 @@ fn half_a_hello_keeps_nobody_out() {
     run(async {
         let app = start_mirror("meshed").await;
         let limits = Limits { handshakes_max: 1, ..Setup::default().limits };
-        let gate = Gate::with_limits(limits, app.address, (Protocol::Http, app.address)).await;
+        let gate = Gate::with_limits(limits, app.address, Protocol::Http, app.address).await;
         let one = self_signed(&["a.com"]);
         gate.set_ports(vec![(HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])]))]);
         let address = gate.port_address(HTTPS).await;
@@ -118,7 +118,7 @@ fn half_a_hello_keeps_nobody_out() {
 fn clients_that_offer_it_are_spoken_to_in_http2() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
+        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
         let one = self_signed(&["a.com"]);
         gate.set_ports(vec![(HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])]))]);
         let offered = &[ALPN_HTTP2, ALPN_HTTP1];
@@ -143,7 +143,7 @@ fn clients_that_offer_it_are_spoken_to_in_http2() {
 fn a_new_certificate_is_shown_to_new_connections_and_the_old_ones_live_on() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, (Protocol::Http, app.address)).await;
+        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
         let [old, new] = [self_signed(&["a.com"]), self_signed(&["a.com"])];
         let serve = |certificates: &[&GatewayCertificate]| {
             gate.set_ports(vec![(
@@ -192,7 +192,7 @@ fn sessions_go_on_as_they_are_to_whom_they_name() {
             }
         })
         .await;
-        let gate = Gate::new(app.address, (Protocol::Tcp, app.address)).await;
+        let gate = Gate::new(app.address, Protocol::Tcp, app.address).await;
         let rules = vec![
             tls_rule("a.com", backends_to("plain")),
             tls_rule("b.com", backends_to("ratings")),

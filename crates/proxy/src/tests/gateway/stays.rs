@@ -39,7 +39,7 @@ fn a_browser_keeps_to_its_endpoint_with_a_sidecar_or_without() {
     run(async {
         let (meshed, plain, other) =
             (start_named("meshed").await, start_named("p1").await, start_named("p2").await);
-        let gate = Gate::new(meshed.address, (Protocol::Http, plain.address)).await;
+        let gate = Gate::new(meshed.address, Protocol::Http, plain.address).await;
         gate.also_at(other.address);
         let rules = vec![sticky_rule("/a"), sticky_rule("/b")];
         let one = self_signed(&["a.com"]);

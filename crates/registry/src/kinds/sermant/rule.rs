@@ -28,7 +28,8 @@ impl Origins<'_> {
 /// Reads a rule of the kind `flow`; `Some(None)` if it is dropped. The other kinds do the same.
 pub(super) fn read_flow_rule(
     element: &Field<'_>,
-    (origin, precedence): (RuleOrigin, i32),
+    origin: RuleOrigin,
+    precedence: i32,
 ) -> Option<Option<TagRule>> {
     let fields = element.any_fields()?;
     warn_unknown(element, &["precedence", "description", "match", "route", "fallback"]);
@@ -114,7 +115,8 @@ pub(super) fn read_caller_rule(
 /// which at most one matches.
 pub(super) fn read_lane_rule(
     element: &Field<'_>,
-    (origin, precedence): (RuleOrigin, i32),
+    origin: RuleOrigin,
+    precedence: i32,
 ) -> Option<Vec<LaneRule>> {
     let fields = element.any_fields()?;
     warn_unknown(element, &["precedence", "description", "match", "route"]);

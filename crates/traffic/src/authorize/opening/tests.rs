@@ -81,7 +81,7 @@ proptest! {
         let part = openings.for_client(peer.as_ref(), 80, &origin);
         prop_assert_eq!(part.is_empty(), open.is_empty());
         let at_port = || said.iter().filter(|it| it.port == 80 && is_from(it));
-        let spoken = openings.in_clear((80, Protocol::Detect), origin.address);
+        let spoken = openings.in_clear(80, Protocol::Detect, origin.address);
         let first = at_port().find(|it| it.entry.is_clear()).map(|it| match it.entry {
             Entry::Tcp => Protocol::Tcp,
             Entry::Grpc => Protocol::Grpc,

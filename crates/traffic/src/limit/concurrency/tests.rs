@@ -126,7 +126,7 @@ impl Simulation {
     fn heard_of(&mut self, request: u64, heard: Heard) -> Option<u64> {
         let sent = self.waits.remove(&request)?;
         let [sent_at, now] = [sent, self.now].map(Duration::from_micros);
-        self.places.record_outcome(sent_at, (heard, now));
+        self.places.record_outcome(sent_at, heard, now);
         self.places.release(true);
         Some(self.now - sent)
     }
@@ -315,7 +315,7 @@ fn fast_errors_are_no_pace() {
     let mut hear = |heard, took: u64, count| {
         for _ in 0..count {
             now += Duration::from_millis(5);
-            tuning.add_sample((now - Duration::from_micros(took), heard), 20, now);
+            tuning.add_sample(now - Duration::from_micros(took), heard, 20, now);
         }
         tuning.waiting_limit()
     };

@@ -19,7 +19,7 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let manifests = [
             mesh_config(mode),
-            server_of("grpc", (port, "GRPC"), &run),
+            server_of("grpc", port, "GRPC", &run),
             client_manifest("user", &[], &[("grpc.shop", listener)]),
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ];

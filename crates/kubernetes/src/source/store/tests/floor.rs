@@ -51,10 +51,10 @@ fn annotations_below_the_floor_are_overruled_and_reported() {
         [
             "Namespace shop: metadata.annotations[\"leno.dev/default-policy\"]: allow is below \
              spec.floor.defaultPolicy of the MeshConfig, and deny is in force; remove the annotation",
-            "Pod shop/a: metadata.annotations[\"leno.dev/mtls\"]: permissive is below spec.floor.mtls of \
-             the MeshConfig, and strict is in force; remove the annotation",
             "Pod shop/a: metadata.annotations[\"leno.dev/default-policy\"]: dry-run is below spec.floor.defaultPolicy \
              of the MeshConfig, and deny is in force; remove the annotation",
+            "Pod shop/a: metadata.annotations[\"leno.dev/mtls\"]: permissive is below spec.floor.mtls of \
+             the MeshConfig, and strict is in force; remove the annotation",
         ]
     );
     // An event on each of the two.
