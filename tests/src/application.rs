@@ -5,16 +5,16 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::message::{Undeclared, first_header, read_body, read_head};
+use crate::message::{UndeclaredBody, first_header, read_body, read_head};
 
 /// A small HTTP application; it stops when dropped.
-pub struct Application {
+pub struct TestApplication {
     address: SocketAddr,
     ended: Arc<AtomicBool>,
 }
 
 /// A request received by the application.
-pub struct Received {
+pub struct ReceivedRequest {
     /// The head, as text.
     pub head: String,
     /// The body, without chunked encoding.
@@ -22,7 +22,7 @@ pub struct Received {
 }
 
 /// The application's response to a request.
-pub enum Answer {
+pub enum TestAnswer {
     /// These bytes, valid or not.
     Bytes(Vec<u8>),
     /// No response while the client waits.
@@ -31,7 +31,7 @@ pub enum Answer {
     HangUp,
 }
 
-impl Received {
+impl ReceivedRequest {
     /// Returns the method and the target.
     #[must_use]
     pub fn method_and_target(&self) -> (&str, &str) {
@@ -46,7 +46,7 @@ impl Received {
     }
 }
 
-impl Answer {
+impl TestAnswer {
     /// Returns a response with status 200 and this body.
     #[must_use]
     pub fn ok(body: impl AsRef<[u8]>) -> Self {
@@ -58,13 +58,13 @@ impl Answer {
     }
 }
 
-impl Application {
+impl TestApplication {
     /// Starts the application on loopback, on a port assigned by the kernel.
     ///
     /// # Panics
     /// If loopback has no free port.
     #[must_use]
-    pub fn start(answer: impl Fn(&Received) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&ReceivedRequest) -> TestAnswer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
         let ended = Arc::new(AtomicBool::new(false));
@@ -89,7 +89,7 @@ impl Application {
             let (method, target) = request.method_and_target();
             let mut body = format!("{method} {target} ").into_bytes();
             body.extend_from_slice(&request.body);
-            Answer::ok(body)
+            TestAnswer::ok(body)
         })
     }
 
@@ -100,7 +100,7 @@ impl Application {
     }
 }
 
-impl Drop for Application {
+impl Drop for TestApplication {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
         // Wakes the accept loop; a failure means that the loop has ended.
@@ -110,16 +110,16 @@ impl Drop for Application {
 
 fn serve_connection(
     tcp: TcpStream,
-    answer: &(impl Fn(&Received) -> Answer + ?Sized),
+    answer: &(impl Fn(&ReceivedRequest) -> TestAnswer + ?Sized),
 ) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     let mut reader = BufReader::new(tcp);
     while let Some(head) = read_head(&mut reader)? {
-        let body = read_body(&mut reader, &head, Undeclared::Empty)?;
-        match answer(&Received { head, body }) {
-            Answer::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
-            Answer::Silence => drop(read_head(&mut reader)?),
-            Answer::HangUp => return Ok(()),
+        let body = read_body(&mut reader, &head, UndeclaredBody::Empty)?;
+        match answer(&ReceivedRequest { head, body }) {
+            TestAnswer::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
+            TestAnswer::Silence => drop(read_head(&mut reader)?),
+            TestAnswer::HangUp => return Ok(()),
         }
     }
     Ok(())

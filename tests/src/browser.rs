@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::Program;
+use crate::TestProgram;
 
 /// A page as rendered by a browser.
-pub struct Shown {
+pub struct RenderedPage {
     /// The document after layout.
     pub document: String,
     /// Its tables and drawings, in document order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<PagePart>,
     width: usize,
     height: usize,
     /// Red, green and blue of each pixel, row by row.
@@ -23,7 +23,7 @@ pub struct Shown {
 
 /// A table or drawing, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct PagePart {
     /// Its tag: `table` or `svg`.
     pub tag: String,
     /// The distance from the left edge of the page, in pixels.
@@ -36,7 +36,7 @@ pub struct Part {
     pub height: usize,
 }
 
-impl Shown {
+impl RenderedPage {
     /// Opens a page in headless Chromium, which must be installed; `folder` is for temporary files.
     ///
     /// # Panics
@@ -52,9 +52,9 @@ impl Shown {
         let document = run_browser(&page, folder, &["--dump-dom"]);
         let picture = folder.join("picture.png");
         run_browser(&page, folder, &[&format!("--screenshot={}", picture.display())]);
-        let picture = Picture::read(&picture);
+        let picture = Screenshot::read(&picture);
         Self {
-            parts: document.split("data-shown=\"").skip(1).map(Part::parse).collect(),
+            parts: document.split("data-shown=\"").skip(1).map(PagePart::parse).collect(),
             document,
             width: picture.width,
             height: picture.height,
@@ -64,7 +64,7 @@ impl Shown {
 
     /// Returns the number of colors in the area of a part: one if it is blank.
     #[must_use]
-    pub fn count_colors(&self, part: &Part) -> usize {
+    pub fn count_colors(&self, part: &PagePart) -> usize {
         let rows = part.top..(part.top + part.height).min(self.height);
         let right = (part.left + part.width).min(self.width);
         let places = rows.flat_map(|row| (part.left..right).map(move |x| (row, x)));
@@ -72,7 +72,7 @@ impl Shown {
     }
 }
 
-impl Part {
+impl PagePart {
     fn parse(text: &str) -> Self {
         let (text, _) = text.split_once('"').expect("an attribute ends");
         let words: Vec<&str> = text.split(' ').collect();
@@ -88,14 +88,14 @@ impl Part {
 }
 
 /// A screenshot of a page.
-struct Picture {
+struct Screenshot {
     width: usize,
     height: usize,
     /// Red, green and blue of each pixel, row by row.
     pixels: Vec<[u8; 3]>,
 }
 
-impl Picture {
+impl Screenshot {
     fn read(file: &Path) -> Self {
         let decoder = png::Decoder::new(BufReader::new(File::open(file).unwrap()));
         let mut reader = decoder.read_info().unwrap();
@@ -117,7 +117,7 @@ fn run_browser(url: &str, folder: &Path, what: &[&str]) -> String {
         .arg(format!("--user-data-dir={}", folder.join("profile").display()))
         .args(what)
         .arg(url);
-    let mut browser = Program::start("chromium", &mut command);
+    let mut browser = TestProgram::start("chromium", &mut command);
     if what.contains(&"--dump-dom") {
         browser.wait_for_line("</html>", MAX_WAIT);
     }

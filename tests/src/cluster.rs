@@ -66,13 +66,13 @@ pub fn stdout_of(output: &Output) -> String {
 }
 
 /// The namespace of one test, deleted when dropped.
-pub struct Namespace {
+pub struct TestNamespace {
     name: String,
 }
 
 /// Indicates whether the Pods of a namespace get sidecars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Injection {
+pub enum SidecarInjection {
     /// Sidecars are injected.
     Enabled,
     /// Sidecars are not injected.
@@ -81,7 +81,7 @@ pub enum Injection {
 
 /// The result of a `curl` request in a Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Curl {
+pub struct CurlResult {
     /// Its exit status: 7 if refused, 56 if reset.
     pub exit: i32,
     /// The response status; 0 without a response.
@@ -90,13 +90,13 @@ pub struct Curl {
     pub body: String,
 }
 
-impl Namespace {
+impl TestNamespace {
     /// Creates a namespace with a name that begins with `what`.
     #[must_use]
-    pub fn new(what: &str, injection: Injection) -> Self {
+    pub fn new(what: &str, injection: SidecarInjection) -> Self {
         let label = match injection {
-            Injection::Enabled => "labels: {leno.dev/injection: enabled}",
-            Injection::Disabled => "labels: {}",
+            SidecarInjection::Enabled => "labels: {leno.dev/injection: enabled}",
+            SidecarInjection::Disabled => "labels: {}",
         };
         Self::with_metadata(what, label)
     }
@@ -232,14 +232,14 @@ impl Namespace {
 
     /// Sends a request from a Pod.
     #[must_use]
-    pub fn curl(&self, pod: &str, arguments: &[&str]) -> Curl {
+    pub fn curl(&self, pod: &str, arguments: &[&str]) -> CurlResult {
         let said = self.curl_repeatedly(pod, 1, arguments).pop();
-        said.unwrap_or(Curl { exit: -1, status: 0, body: String::new() })
+        said.unwrap_or(CurlResult { exit: -1, status: 0, body: String::new() })
     }
 
     /// Sends a number of sequential requests from a Pod; empty if no command can run there.
     #[must_use]
-    pub fn curl_repeatedly(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<Curl> {
+    pub fn curl_repeatedly(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<CurlResult> {
         let times = times.to_string();
         let output = self.exec(pod, &[&["sh", "-c", REPEAT, &times], arguments].concat());
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -247,7 +247,7 @@ impl Namespace {
             let (rest, exit) = one.rsplit_once('\n')?;
             let (body, status) = rest.rsplit_once('\n')?;
             let (exit, status) = (exit.parse().ok()?, status.parse().ok()?);
-            Some(Curl { exit, status, body: body.to_owned() })
+            Some(CurlResult { exit, status, body: body.to_owned() })
         });
         each.collect()
     }
@@ -305,7 +305,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for TestNamespace {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.describe_objects());

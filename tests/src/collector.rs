@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::program::Program;
+use crate::program::TestProgram;
 use crate::{eventually, free_port, go_program};
 
 pub use printed::{CollectedPoint, CollectedRecord};
 
 /// A running collector.
-pub struct Collector {
+pub struct OtlpCollector {
     _directory: TempDir,
-    program: Program,
+    program: TestProgram,
     /// Its port for OTLP over HTTP.
     pub http: u16,
     /// Its port for OTLP over gRPC.
@@ -41,7 +41,7 @@ pub struct CollectedSpan {
     pub text: String,
 }
 
-impl Collector {
+impl OtlpCollector {
     /// Starts a collector and waits until it accepts spans.
     ///
     /// # Panics
@@ -63,7 +63,7 @@ impl Collector {
         std::fs::write(&file, configuration).expect("a configuration");
         let mut command = Command::new(go_program("otelcol"));
         command.arg("--config").arg(&file);
-        let program = Program::start("the collector", &mut command);
+        let program = TestProgram::start("the collector", &mut command);
         program.wait_for_line("Everything is ready", Duration::from_secs(90));
         Self { _directory: directory, program, http, grpc }
     }

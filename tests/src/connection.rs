@@ -5,12 +5,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::http::{MAX_WAIT, Response};
-use crate::message::{Undeclared, read_body, read_head};
+use crate::message::{UndeclaredBody, read_body, read_head};
 
 /// A client's connection.
-pub struct Connection(BufReader<TcpStream>);
+pub struct TestConnection(BufReader<TcpStream>);
 
-impl Connection {
+impl TestConnection {
     /// Connects.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Connection {
         let status = status.ok_or(io::ErrorKind::InvalidData)?;
         let body = match status {
             100..200 | 204 | 304 => Vec::new(),
-            _ => read_body(&mut self.0, &head, Undeclared::UntilEnd)?,
+            _ => read_body(&mut self.0, &head, UndeclaredBody::UntilEnd)?,
         };
         Ok(Response { status, head, body })
     }
@@ -49,7 +49,7 @@ impl Connection {
     /// Sends a GET request and keeps the connection open.
     ///
     /// # Errors
-    /// As [`Connection::send`] and [`Connection::receive`].
+    /// As [`TestConnection::send`] and [`TestConnection::receive`].
     pub fn get(&mut self, path: &str) -> io::Result<Response> {
         self.send(format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n"))?;
         self.receive_response()

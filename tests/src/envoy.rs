@@ -6,11 +6,11 @@ use std::process::Command;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::Program;
+use crate::TestProgram;
 use crate::installed::envoy_path;
 
 /// A listener on loopback that forwards HTTP of either version to another port.
-pub struct Passage {
+pub struct EnvoyListener {
     at: u16,
     to: u16,
     version: Value,
@@ -21,7 +21,7 @@ pub struct Passage {
     filters: Vec<Value>,
 }
 
-impl Passage {
+impl EnvoyListener {
     /// Creates a listener that forwards as HTTP/1.1.
     #[must_use]
     pub fn http1(at: u16, to: u16) -> Self {
@@ -126,10 +126,10 @@ impl Envoy {
     /// # Panics
     /// If the files cannot be written.
     #[must_use]
-    pub fn prepare(passages: &[Passage]) -> Self {
+    pub fn prepare(passages: &[EnvoyListener]) -> Self {
         let envoy = Self { folder: tempfile::tempdir().expect("a folder") };
-        let listeners: Vec<_> = passages.iter().map(Passage::listener_config).collect();
-        let clusters: Vec<_> = passages.iter().map(Passage::cluster_config).collect();
+        let listeners: Vec<_> = passages.iter().map(EnvoyListener::listener_config).collect();
+        let clusters: Vec<_> = passages.iter().map(EnvoyListener::cluster_config).collect();
         let all = json!({"static_resources": {"listeners": listeners, "clusters": clusters}});
         std::fs::write(envoy.config_file(), all.to_string()).expect("a file");
         envoy
@@ -149,10 +149,10 @@ impl Envoy {
     /// # Panics
     /// If it cannot be started.
     #[must_use]
-    pub fn start(&self) -> Program {
+    pub fn start(&self) -> TestProgram {
         let command = self.command();
         let (program, arguments) = command.split_first().expect("a command has a program");
-        Program::start("Envoy", Command::new(program).args(arguments))
+        TestProgram::start("Envoy", Command::new(program).args(arguments))
     }
 
     fn config_file(&self) -> String {

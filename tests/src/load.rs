@@ -7,36 +7,36 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::connection::Connection;
+use crate::connection::TestConnection;
 use crate::http::Response;
 
 /// Threads that send requests until stopped.
-pub struct Load {
-    shared: Arc<Shared>,
+pub struct BackgroundLoad {
+    shared: Arc<LoadState>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// The result of a load.
 #[derive(Debug, Default, Clone)]
-pub struct Outcome {
+pub struct LoadOutcome {
     /// The ids of requests with status 200.
     pub answered: Vec<u64>,
     /// The ids of the others, with their results.
     pub failed: Vec<(u64, String)>,
 }
 
-struct Shared {
+struct LoadState {
     method: &'static str,
     listener: SocketAddr,
     /// The pause of each thread between its requests.
     pause: Duration,
     next: AtomicU64,
     stop: AtomicBool,
-    outcome: Mutex<Outcome>,
+    outcome: Mutex<LoadOutcome>,
     update: Condvar,
 }
 
-impl Load {
+impl BackgroundLoad {
     /// Starts to send requests to a listener, each to `/ID` with a unique id, over `threads` keep-alive
     /// connections. Failed connections are reopened.
     #[must_use]
@@ -52,7 +52,7 @@ impl Load {
         threads: usize,
         pause: Duration,
     ) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LoadState {
             method,
             listener,
             pause,
@@ -90,7 +90,7 @@ impl Load {
     /// # Panics
     /// If a thread has panicked.
     #[must_use]
-    pub fn finish_load(mut self) -> Outcome {
+    pub fn finish_load(mut self) -> LoadOutcome {
         self.shared.stop.store(true, Ordering::SeqCst);
         for thread in &self.threads {
             thread.thread().unpark();
@@ -102,13 +102,13 @@ impl Load {
     }
 }
 
-impl Drop for Load {
+impl Drop for BackgroundLoad {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
     }
 }
 
-impl Outcome {
+impl LoadOutcome {
     /// Asserts that no request failed.
     ///
     /// # Panics
@@ -120,7 +120,7 @@ impl Outcome {
     }
 }
 
-impl Shared {
+impl LoadState {
     fn run(&self) {
         let mut kept = None;
         while !self.stop.load(Ordering::SeqCst) {
@@ -146,8 +146,8 @@ impl Shared {
     }
 
     /// Sends one request, over the last connection if it is still usable.
-    fn send_request(&self, id: u64, kept: &mut Option<Connection>) -> io::Result<Response> {
-        let mut connection = kept.take().map_or_else(|| Connection::open(self.listener), Ok)?;
+    fn send_request(&self, id: u64, kept: &mut Option<TestConnection>) -> io::Result<Response> {
+        let mut connection = kept.take().map_or_else(|| TestConnection::open(self.listener), Ok)?;
         let request =
             format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
         connection.send(request)?;

@@ -8,16 +8,16 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{Program, leno_command};
+use crate::program::{TestProgram, leno_command};
 
 /// A mesh run by `leno up` with files written by the test.
-pub struct Mesh {
+pub struct TestMesh {
     directory: TempDir,
     /// `leno up` itself.
-    pub up: Program,
+    pub up: TestProgram,
 }
 
-impl Mesh {
+impl TestMesh {
     /// Starts a mesh with manifests and waits until it is ready.
     ///
     /// # Panics
@@ -39,7 +39,7 @@ impl Mesh {
         let mut command = leno_command();
         command.arg("up").arg("-f").arg(directory.path().join("mesh"));
         command.arg("--data").arg(directory.path().join("data")).args(arguments);
-        let up = Program::start("leno up", &mut command);
+        let up = TestProgram::start("leno up", &mut command);
         up.wait_for_line("The mesh is up", Duration::from_secs(60));
         Self { directory, up }
     }

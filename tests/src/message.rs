@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 /// The body of a message without a declared length.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Undeclared {
+pub(crate) enum UndeclaredBody {
     /// Requests: the body is empty.
     Empty,
     /// Responses: the body ends with the connection.
@@ -27,7 +27,7 @@ pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<
 pub(crate) fn read_body(
     reader: &mut BufReader<TcpStream>,
     head: &str,
-    undeclared: Undeclared,
+    undeclared: UndeclaredBody,
 ) -> io::Result<Vec<u8>> {
     if first_header(head, "transfer-encoding").is_some_and(|coding| coding.ends_with("chunked")) {
         return read_chunks(reader);
@@ -40,7 +40,7 @@ pub(crate) fn read_body(
                 return Err(unexpected_end());
             }
         }
-        None if undeclared == Undeclared::UntilEnd => {
+        None if undeclared == UndeclaredBody::UntilEnd => {
             reader.read_to_end(&mut body)?;
         }
         None => {}

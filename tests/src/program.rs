@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A running program and every line it has printed.
-pub struct Program {
+pub struct TestProgram {
     name: String,
     child: Child,
-    output: Arc<Output>,
+    output: Arc<ProgramOutput>,
 }
 
 #[derive(Default)]
-struct Output {
+struct ProgramOutput {
     lines: Mutex<Vec<String>>,
     update: Condvar,
     /// The number of its output streams that have ended.
@@ -63,7 +63,7 @@ impl Release {
     }
 }
 
-impl Program {
+impl TestProgram {
     /// Starts a program and collects its output line by line.
     ///
     /// # Panics
@@ -76,7 +76,7 @@ impl Program {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{name} cannot be started: {error}"));
-        let output = Arc::new(Output::default());
+        let output = Arc::new(ProgramOutput::default());
         let stdout = child.stdout.take().expect("stdout is piped");
         let stderr = child.stderr.take().expect("stderr is piped");
         collect_output(stdout, &output);
@@ -179,7 +179,7 @@ pub fn signal_pid(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("the process is there");
 }
 
-impl Drop for Program {
+impl Drop for TestProgram {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("--- {} printed:\n{}", self.name, self.printed_output());
@@ -201,7 +201,7 @@ impl Drop for Program {
     }
 }
 
-fn collect_output(stream: impl Read + Send + 'static, output: &Arc<Output>) {
+fn collect_output(stream: impl Read + Send + 'static, output: &Arc<ProgramOutput>) {
     let output = output.clone();
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {

@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::eventually;
 use crate::http::get_page;
-use crate::mesh::Mesh;
+use crate::mesh::TestMesh;
 
 /// A workload's sidecar.
 #[derive(Debug, Clone)]
-pub struct Sidecar {
+pub struct RunningSidecar {
     /// Its process id.
     pub pid: u32,
     /// Its admin page.
@@ -22,18 +22,18 @@ pub struct Sidecar {
     pub inbound: Option<SocketAddr>,
 }
 
-impl Mesh {
+impl TestMesh {
     /// Returns the sidecar of a workload, `namespace/name`.
     ///
     /// # Panics
     /// If it does not exist.
     #[must_use]
-    pub fn sidecar(&self, workload: &str) -> Sidecar {
+    pub fn sidecar(&self, workload: &str) -> RunningSidecar {
         let what = format!("the sidecar of {workload} is there");
         eventually(&what, Duration::from_secs(20), || self.find_sidecar(workload)).0
     }
 
-    fn find_sidecar(&self, workload: &str) -> Option<Sidecar> {
+    fn find_sidecar(&self, workload: &str) -> Option<RunningSidecar> {
         let proxies = self.get_json("proxies");
         let proxy = find_named(&proxies, "workload", workload)?;
         let workloads = self.get_json("workloads");
@@ -41,7 +41,7 @@ impl Mesh {
         let admin = parse_address(&proxy["admin"])?;
         let world = get_page(admin, "/config").ok()?;
         let world: Value = serde_json::from_slice(&world.body).ok()?;
-        Some(Sidecar {
+        Some(RunningSidecar {
             pid: u32::try_from(proxy["pid"].as_u64()?).ok()?,
             admin,
             proxy: parse_address(&world["open_listeners"]["http-proxy"])?,
@@ -50,7 +50,7 @@ impl Mesh {
     }
 }
 
-impl Sidecar {
+impl RunningSidecar {
     /// Returns its private dirty memory in KiB. Clean program pages are excluded: the kernel counts them as
     /// private once no other process runs the same program, such as a concurrent test.
     ///

@@ -11,12 +11,12 @@ use crate::message::{first_header, read_head};
 
 /// An application that responds to `GET /N` with a body of N bytes, and reads the whole body of a `POST` before
 /// it returns its length. It ends with its connections.
-pub struct Streaming {
+pub struct StreamingApplication {
     address: SocketAddr,
     given: Arc<AtomicU64>,
 }
 
-impl Streaming {
+impl StreamingApplication {
     /// Starts it on loopback, on a port assigned by the kernel.
     ///
     /// # Panics

@@ -42,12 +42,12 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 
 use crate::{limits, stop};
-use options::Options;
-use report::Report;
+use options::SuiteOptions;
+use report::SuiteReport;
 use suites::all::AllArgs;
 use suites::gateway_ratings::GatewayRatingsArgs;
 use suites::latency::LatencyArgs;
-use suites::router::{RouterArgs, Rule};
+use suites::router::{RouterArgs, RouterSuite};
 use suites::scale::ScaleArgs;
 use suites::sidecar::SidecarArgs;
 
@@ -56,11 +56,11 @@ use suites::sidecar::SidecarArgs;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    command: Command,
+    command: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum BenchCommand {
     /// Proxies alone: CPU, throughput, latency and memory, by connections and body size
     Sidecar(SidecarArgs),
     /// Two links of bookinfo, 200 clients: throughput, latency, CPU and memory of the sidecars
@@ -76,7 +76,7 @@ enum Command {
     /// All suites within the time budget
     All(AllArgs),
     /// Install a contender for the current user
-    Install(contender::InstallArgs),
+    Install(contender::BenchInstallArgs),
     /// Serve responses of any size
     #[command(hide = true)]
     Backend(backend::BackendArgs),
@@ -101,40 +101,46 @@ impl BenchArgs {
     /// Runs a suite and reports, or runs a helper process of a benchmark.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            Command::Install(args) => args.run(),
-            Command::Backend(args) => args.run(),
-            Command::Collector(args) => args.run(),
-            Command::Floor(args) => args.run(),
-            Command::Pinned(args) => args.run(),
-            Command::Crowd(args) => args.run(),
-            Command::Relay(args) => args.run(),
-            Command::Sidecar(args) => run_and_publish(&args.options, single_report(args.measure())),
-            Command::GatewayRatings(args) => {
+            BenchCommand::Install(args) => args.run(),
+            BenchCommand::Backend(args) => args.run(),
+            BenchCommand::Collector(args) => args.run(),
+            BenchCommand::Floor(args) => args.run(),
+            BenchCommand::Pinned(args) => args.run(),
+            BenchCommand::Crowd(args) => args.run(),
+            BenchCommand::Relay(args) => args.run(),
+            BenchCommand::Sidecar(args) => {
                 run_and_publish(&args.options, single_report(args.measure()))
             }
-            Command::Latency(args) => run_and_publish(&args.options, single_report(args.measure())),
-            Command::Scale(args) => run_and_publish(&args.options, single_report(args.measure())),
-            Command::Router(args) => {
-                run_and_publish(&args.options, single_report(args.measure(Rule::Router)))
+            BenchCommand::GatewayRatings(args) => {
+                run_and_publish(&args.options, single_report(args.measure()))
             }
-            Command::Removal(args) => {
-                run_and_publish(&args.options, single_report(args.measure(Rule::Removal)))
+            BenchCommand::Latency(args) => {
+                run_and_publish(&args.options, single_report(args.measure()))
             }
-            Command::All(args) => run_and_publish(&args.options, args.measure()),
+            BenchCommand::Scale(args) => {
+                run_and_publish(&args.options, single_report(args.measure()))
+            }
+            BenchCommand::Router(args) => {
+                run_and_publish(&args.options, single_report(args.measure(RouterSuite::Router)))
+            }
+            BenchCommand::Removal(args) => {
+                run_and_publish(&args.options, single_report(args.measure(RouterSuite::Removal)))
+            }
+            BenchCommand::All(args) => run_and_publish(&args.options, args.measure()),
         }
     }
 }
 
 async fn single_report(
-    report: impl Future<Output = anyhow::Result<Report>>,
-) -> anyhow::Result<Vec<Report>> {
+    report: impl Future<Output = anyhow::Result<SuiteReport>>,
+) -> anyhow::Result<Vec<SuiteReport>> {
     Ok(vec![report.await?])
 }
 
 /// Runs until the reports are complete or a signal arrives; all child processes end with this one.
 fn run_and_publish(
-    options: &Options,
-    reports: impl Future<Output = anyhow::Result<Vec<Report>>>,
+    options: &SuiteOptions,
+    reports: impl Future<Output = anyhow::Result<Vec<SuiteReport>>>,
 ) -> anyhow::Result<ExitCode> {
     limits::raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread()

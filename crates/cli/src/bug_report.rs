@@ -21,7 +21,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::data_directory::DataArgs;
 use crate::figures::format_count;
-use crate::get::Mesh;
+use crate::get::MeshSocket;
 use crate::output;
 use redact::Redaction;
 
@@ -49,7 +49,8 @@ impl BugReportArgs {
         };
         let to_output = path == Path::new("-");
         let mut bundle = Bundle::new(out)?;
-        let collected = runtime.block_on(collect_pages(&Mesh::from_data(&directory), &mut bundle));
+        let collected =
+            runtime.block_on(collect_pages(&MeshSocket::from_data(&directory), &mut bundle));
         let written = collected.and_then(|answered| Ok((answered, bundle.finish_archive(now)?)));
         if written.is_err() && !to_output {
             // An incomplete archive is useless.
@@ -70,7 +71,7 @@ impl BugReportArgs {
 }
 
 /// Queries the control plane and then each of its sidecars; false if the control plane did not answer.
-async fn collect_pages(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool> {
+async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
     for (name, path) in CONTROL {
         let file = format!("control/{name}.json");
@@ -108,7 +109,7 @@ async fn collect_pages(mesh: &Mesh, bundle: &mut Bundle) -> anyhow::Result<bool>
 }
 
 async fn collect_sidecar(
-    mesh: &Mesh,
+    mesh: &MeshSocket,
     proxy: &ProxyStatus,
     bundle: &mut Bundle,
 ) -> anyhow::Result<()> {

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::data_directory::DataArgs;
 use crate::figures::format_count;
-use crate::get::Mesh;
+use crate::get::MeshSocket;
 use crate::output;
 
 /// Arguments of `leno ca`.
@@ -22,7 +22,7 @@ use crate::output;
 pub(crate) struct CaArgs {
     /// Rotation step
     #[arg(value_enum)]
-    step: Step,
+    step: CaCommand,
     #[command(flatten)]
     data: DataArgs,
     /// Directory shared by the control planes of the mesh [default: the data directory]
@@ -35,7 +35,7 @@ pub(crate) struct CaArgs {
 
 /// A step of a root rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Step {
+enum CaCommand {
     /// Show the progress of the rotation
     Status,
     /// Create a new root, trusted in addition to the signing root
@@ -53,10 +53,9 @@ impl CaArgs {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let data = self.data.path()?;
-        let status =
-            runtime.block_on(Mesh::from_data(&data).query_json("/status")).and_then(|answer| {
-                serde_json::from_value::<Status>(answer).context("cannot parse the response")
-            });
+        let status = runtime.block_on(MeshSocket::from_data(&data).query_json("/status")).and_then(
+            |answer| serde_json::from_value::<Status>(answer).context("cannot parse the response"),
+        );
         let status = status.context(
             "rotation requires a running mesh: set the data directory of a control plane",
         )?;
@@ -72,27 +71,28 @@ impl CaArgs {
         let now = SystemTime::now();
         let current = AuthoritySource::Own(authority.clone()).open(&trust_domain, now)?;
         let ca_generation = format!("{:016x}", current.ca_generation());
-        if self.step != Step::Status && status.ca_generation != ca_generation && !self.force {
+        if self.step != CaCommand::Status && status.ca_generation != ca_generation && !self.force {
             bail!("the control plane has not applied the previous step yet: try again in a second");
         }
         let rotation = Rotation::for_authority(&authority, trust_domain);
         let behind = status.outdated;
-        if matches!(self.step, Step::Activate | Step::Retire) && behind > 0 && !self.force {
+        if matches!(self.step, CaCommand::Activate | CaCommand::Retire) && behind > 0 && !self.force
+        {
             let problem = format!(
                 "{behind} of {} have not applied the previous step: wait, or see `leno ca status`",
                 format_count(status.proxies, "sidecar")
             );
             bail!(self.data.in_commands(&problem));
         }
-        if matches!(self.step, Step::Activate | Step::Retire) && !self.force {
+        if matches!(self.step, CaCommand::Activate | CaCommand::Retire) && !self.force {
             expect_everybody(&status, &self.data)?;
         }
         match self.step {
-            Step::Status => {}
-            Step::Add => rotation.add_root(now)?,
-            Step::Activate => rotation.activate_root(now)?,
-            Step::Retire => rotation.retire_root(now)?,
-            Step::Rollback => rotation.roll_back(now)?,
+            CaCommand::Status => {}
+            CaCommand::Add => rotation.add_root(now)?,
+            CaCommand::Activate => rotation.activate_root(now)?,
+            CaCommand::Retire => rotation.retire_root(now)?,
+            CaCommand::Rollback => rotation.roll_back(now)?,
         }
         print_step(self.step, rotation.stage(), &status, &self.data)?;
         Ok(ExitCode::SUCCESS)
@@ -118,7 +118,7 @@ fn expect_everybody(status: &Status, data: &DataArgs) -> anyhow::Result<()> {
 }
 
 fn print_step(
-    step: Step,
+    step: CaCommand,
     stage: RotationStage,
     status: &Status,
     data: &DataArgs,
@@ -137,7 +137,7 @@ fn print_step(
         ),
     };
     let next = data.in_commands(next);
-    if step != Step::Status {
+    if step != CaCommand::Status {
         return output::print_raw(&format!("{word}: {next}"));
     }
     let (all, outdated) = (status.proxies, status.outdated);

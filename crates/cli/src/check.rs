@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use leno_registry::{FileSource, Rejected, Warning, rejected_documents};
+use leno_registry::{FileSource, RejectedDocument, Warning, rejected_documents};
 use serde::Serialize;
 
-use crate::cluster::FoundArgs;
+use crate::cluster::ClusterSearchArgs;
 use crate::figures::format_count;
 use crate::output;
 
@@ -26,7 +26,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, conflicts_with = "file")]
     kubernetes: bool,
     #[command(flatten)]
-    cluster: FoundArgs,
+    cluster: ClusterSearchArgs,
     /// Treat warnings as errors
     #[arg(short = 'W', long)]
     strict_warnings: bool,
@@ -51,7 +51,7 @@ impl CheckArgs {
         if self.kubernetes {
             return kubernetes::run(&self.cluster, self.output, self.strict_warnings);
         }
-        let findings = Findings::from_paths(self.file);
+        let findings = CheckFindings::from_paths(self.file);
         match self.output {
             CheckFormat::Text => output::print_text(&findings.to_text())?,
             CheckFormat::Json => output::print_json(&findings)?,
@@ -63,15 +63,15 @@ impl CheckArgs {
 
 /// All findings.
 #[derive(Debug, Serialize)]
-struct Findings {
+struct CheckFindings {
     /// True if a mesh would accept all documents, and there is at least one.
     ok: bool,
     objects: usize,
-    rejected: Vec<Rejected>,
+    rejected: Vec<RejectedDocument>,
     warnings: Vec<Warning>,
 }
 
-impl Findings {
+impl CheckFindings {
     fn from_paths(paths: Vec<PathBuf>) -> Self {
         let mut source = FileSource::new(paths);
         let update = source.reload();
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_of_a_file_forges_no_line() {
+    fn file_names_cannot_forge_output_lines() {
         let directory = tempfile::tempdir().unwrap();
         let name = "b\nrejected: all\u{1b}[2J.yaml";
         std::fs::write(directory.path().join(name), "kind: [\n").unwrap();
@@ -137,7 +137,7 @@ mod tests {
             "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {ports: [{port: 1}]}}\n";
         std::fs::write(directory.path().join("c\nd.yaml"), twice).unwrap();
         std::fs::write(directory.path().join("e\nf.yaml"), twice).unwrap();
-        let text = Findings::from_paths(vec![directory.path().to_owned()]).to_text();
+        let text = CheckFindings::from_paths(vec![directory.path().to_owned()]).to_text();
         // Two rejections, a warning and the verdict.
         assert_eq!(text.lines().count(), 4, "{text}");
         assert!(text.contains("b\\nrejected: all\\u{1b}[2J.yaml:"), "{text}");

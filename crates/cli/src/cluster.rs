@@ -29,7 +29,7 @@ impl ClusterArgs {
 
 /// Selects a cluster; the control plane is found automatically.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct FoundArgs {
+pub(crate) struct ClusterSearchArgs {
     /// Namespace of the control plane [default: detected]
     #[arg(short, long, value_name = "NAME", requires = "kubernetes", value_parser = parse_namespace)]
     pub(crate) namespace: Option<NamespaceName>,
@@ -38,7 +38,7 @@ pub(crate) struct FoundArgs {
     context: Option<String>,
 }
 
-impl FoundArgs {
+impl ClusterSearchArgs {
     /// As [`ClusterArgs::client`].
     ///
     /// # Errors

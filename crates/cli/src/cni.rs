@@ -3,7 +3,7 @@
 mod conflist;
 mod node;
 mod plugin;
-mod question;
+mod redirect_request;
 
 use std::process::ExitCode;
 

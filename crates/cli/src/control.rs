@@ -17,9 +17,9 @@ use leno_registry::FileSource;
 
 use crate::data_directory::{DataArgs, DataDirectory, create_private};
 use crate::duration::{parse_duration, parse_positive};
-use crate::everywhere::parse_listen_address;
 use crate::explain::explain_playground;
 use crate::output;
+use crate::wildcard_address::parse_listen_address;
 use crate::{limits, stop};
 
 /// Arguments of `leno control`.
@@ -32,7 +32,7 @@ pub(crate) struct ControlArgs {
     #[command(flatten)]
     mesh: MeshArgs,
     #[command(flatten)]
-    cluster: kubernetes::ClusterArgs,
+    cluster: kubernetes::InClusterArgs,
     /// Address for health checks and metrics (plain HTTP): /livez, /readyz, /metrics
     #[arg(long, value_name = "ADDRESS", value_parser = parse_listen_address)]
     health: Option<SocketAddr>,
@@ -55,7 +55,7 @@ pub(crate) struct ControlArgs {
 
 /// The manifests of a mesh.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct FactsArgs {
+pub(crate) struct ManifestArgs {
     /// File or directory of YAML manifests; repeatable
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     pub(crate) file: Vec<PathBuf>,
@@ -121,13 +121,13 @@ impl MeshArgs {
             token_lifetime: self.token_lifetime,
             report_interval: self.report_interval.0,
             page: self.page.0,
-            playground: Some(explain_playground()),
+            explainer: Some(explain_playground()),
             ..Config::new(data, facts)
         }
     }
 }
 
-impl FactsArgs {
+impl ManifestArgs {
     /// Checks that there are manifests to run a mesh from. A missing path is an error even if other paths have
     /// documents: its objects would count as deleted after a restart.
     ///
@@ -298,7 +298,7 @@ impl ControlArgs {
 
     /// Starts from files, with an authority in a directory.
     async fn start_alone(&self, data: &Path) -> anyhow::Result<Control> {
-        let facts = FactsArgs { file: self.file.clone() };
+        let facts = ManifestArgs { file: self.file.clone() };
         facts.check_manifests()?;
         let mut config = self.mesh.config(data.to_owned(), self.listen, facts.file);
         config.peers.clone_from(&self.peers);

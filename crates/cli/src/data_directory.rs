@@ -390,7 +390,7 @@ mod tests {
 
     /// Two concurrent `leno up --clean`: the second waits for the first, which is not a mesh.
     #[test]
-    fn a_directory_that_another_process_cleans_is_waited_for() {
+    fn opening_waits_for_a_process_that_cleans_the_directory() {
         let scratch = tempfile::tempdir().unwrap();
         let data = scratch.path().join("data");
         let killed = DataDirectory::claim(data.clone()).unwrap();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_everybodys_is_reported_from_other_directories() {
+    fn world_writable_volumes_are_reported() {
         for (mode, owner, expected) in [
             (0o777, ROOT, true),
             // With the setgid bit of a volume's group.

@@ -3,7 +3,7 @@
 
 mod calls;
 mod conditions;
-mod reach;
+mod reachability;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use serde::de::DeserializeOwned;
 
 use crate::data_directory::DataArgs;
 use crate::explain::ExplainFormat;
-use crate::get::Mesh;
+use crate::get::MeshSocket;
 use crate::output::{self, escape_cell};
-use reach::Reached;
-use steps::{Ejected, Facts, Step, Verdict, build_steps};
+use reachability::ServiceReachability;
+use steps::{DiagnosisInputs, DiagnosisStep, EjectedPage, StepResult, build_steps};
 
 /// Arguments of `leno diagnose`.
 #[derive(Debug, Args)]
@@ -46,14 +46,14 @@ struct Diagnosis {
     workload: String,
     /// True if no step fails.
     healthy: bool,
-    steps: Vec<Step>,
+    steps: Vec<DiagnosisStep>,
 }
 
 impl DiagnoseArgs {
     /// Prints the steps; the exit code is 0 if none fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mesh = Mesh::from_data(&self.data.path()?);
+        let mesh = MeshSocket::from_data(&self.data.path()?);
         let workload = self.workload.to_string();
         let to = self.to.map(|service| service.to_string());
         let facts = runtime.block_on(collect_facts(&mesh, &workload, to.as_deref()))?;
@@ -61,7 +61,7 @@ impl DiagnoseArgs {
         for hint in steps.iter_mut().filter_map(|step| step.hint.as_mut()) {
             *hint = self.data.in_commands(hint);
         }
-        let healthy = steps.iter().all(|step| step.verdict != Verdict::Problem);
+        let healthy = steps.iter().all(|step| step.verdict != StepResult::Problem);
         match self.output.structured_format() {
             Some(form) => output::print_value(&Diagnosis { workload, healthy, steps }, form)?,
             None => output::print_text(&render_steps(&workload, &steps))?,
@@ -70,9 +70,13 @@ impl DiagnoseArgs {
     }
 }
 
-async fn collect_facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow::Result<Facts> {
+async fn collect_facts(
+    mesh: &MeshSocket,
+    workload: &str,
+    to: Option<&str>,
+) -> anyhow::Result<DiagnosisInputs> {
     let traffic: TrafficStatus = query_mesh(mesh, "/traffic").await?;
-    let mut facts = Facts {
+    let mut facts = DiagnosisInputs {
         status: query_mesh(mesh, "/status").await?,
         workloads: query_mesh(mesh, "/workloads").await?,
         services: query_mesh(mesh, "/services").await?,
@@ -101,32 +105,42 @@ async fn collect_facts(mesh: &Mesh, workload: &str, to: Option<&str>) -> anyhow:
     if proxy.is_some() {
         facts.ready = mesh.sidecar_is_ready(workload).await;
         let ejected = mesh.sidecar_page(workload, "/ejected").await.ok();
-        let ejected = ejected.and_then(|page| serde_json::from_str::<Ejected>(&page).ok());
+        let ejected = ejected.and_then(|page| serde_json::from_str::<EjectedPage>(&page).ok());
         facts.ejected = ejected.map(|found| found.ejected).unwrap_or_default();
         let (called, unknown) = called_services(&facts, workload, to);
-        for service in called.into_iter().take(reach::SERVICES_MAX) {
-            facts.reached.extend(Reached::query_sidecar(mesh, workload, &service).await);
+        for service in called.into_iter().take(reachability::SERVICES_MAX) {
+            facts
+                .reached
+                .extend(ServiceReachability::query_sidecar(mesh, workload, &service).await);
         }
         facts.unknown = unknown;
     }
     if let Some(service) = to.and_then(|to| facts.services.iter().find(|known| known.name == to)) {
-        facts.decision = reach::decision_step(mesh, workload, service).await;
+        facts.decision = reachability::decision_step(mesh, workload, service).await;
     }
     Ok(facts)
 }
 
 /// Returns the services to fetch histories of: those that select the workload, and those that it calls.
-fn services_to_examine(facts: &Facts, workload: &str, to: Option<&str>) -> BTreeSet<String> {
+fn services_to_examine(
+    facts: &DiagnosisInputs,
+    workload: &str,
+    to: Option<&str>,
+) -> BTreeSet<String> {
     let known = facts.workloads.iter().find(|known| known.name == workload);
     let failing = known.filter(|_| to.is_none()).map(|known| calls::failing_services(facts, known));
-    let failing = failing.into_iter().flatten().take(reach::SERVICES_MAX);
+    let failing = failing.into_iter().flatten().take(reachability::SERVICES_MAX);
     let behind = known.into_iter().flat_map(|known| &known.services).map(String::as_str);
     behind.chain(failing).chain(to).map(str::to_owned).collect()
 }
 
 /// Returns the services that a workload calls, or only `to`, and the called names that no service has: a
 /// mistyped name is no failure of the mesh.
-fn called_services(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<String>, Vec<String>) {
+fn called_services(
+    facts: &DiagnosisInputs,
+    workload: &str,
+    to: Option<&str>,
+) -> (Vec<String>, Vec<String>) {
     let exists = |name: &String| facts.services.iter().any(|service| service.name == *name);
     match to {
         Some(to) => (Some(to.to_owned()).filter(exists).into_iter().collect(), Vec::new()),
@@ -136,20 +150,20 @@ fn called_services(facts: &Facts, workload: &str, to: Option<&str>) -> (Vec<Stri
     }
 }
 
-async fn query_mesh<T: DeserializeOwned>(mesh: &Mesh, path: &str) -> anyhow::Result<T> {
+async fn query_mesh<T: DeserializeOwned>(mesh: &MeshSocket, path: &str) -> anyhow::Result<T> {
     serde_json::from_value(mesh.query_json(path).await?)
         .context("the response cannot be parsed: the mesh may run another version of leno")
 }
 
-fn render_steps(workload: &str, steps: &[Step]) -> String {
-    let failed = steps.iter().filter(|step| step.verdict == Verdict::Problem).count();
+fn render_steps(workload: &str, steps: &[DiagnosisStep]) -> String {
+    let failed = steps.iter().filter(|step| step.verdict == StepResult::Problem).count();
     let verdict = match failed {
         0 => "no step fails".to_owned(),
         1 => "one step fails".to_owned(),
         several => format!("{several} steps fail"),
     };
     let mut text = format!("{workload}: {verdict}\n");
-    for Step { name, verdict, message, hint } in steps {
+    for DiagnosisStep { name, verdict, message, hint } in steps {
         let mark = verdict.mark();
         text.push_str(&format!("  {mark} {name:<12} {}\n", escape_cell(message)));
         if let Some(hint) = hint {

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn usual_durations_are_parsed() {
         for (text, milliseconds) in [
             ("500ms", 500),
             ("20s", 20_000),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_everything_else_with_an_example() {
+    fn other_durations_are_rejected_with_an_example() {
         for text in [
             "",
             "20",

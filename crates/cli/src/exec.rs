@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use rustix::process::{Gid, Pid, Signal, Uid};
 
-use crate::up::{descendants, groups};
+use crate::up::{descendants, process_groups};
 use crate::{limits, output};
 
 /// Arguments of the hidden `leno exec`.
@@ -31,7 +31,7 @@ pub(crate) struct ExecArgs {
     cwd: Option<PathBuf>,
     /// User of the command: NAME, UID or UID:GID
     #[arg(long)]
-    user: Option<Account>,
+    user: Option<AccountSpec>,
     /// Name of a variable that the Workload sets, which stays unchanged
     #[arg(long)]
     set: Vec<String>,
@@ -47,7 +47,7 @@ impl ExecArgs {
             limits::restore_open_files(soft).context("cannot restore the limit of open files")?;
         }
         // A later user may lack write access. The application runs even without a record.
-        if let Some(Err(error)) = self.record.as_deref().map(groups::record_group) {
+        if let Some(Err(error)) = self.record.as_deref().map(process_groups::record_group) {
             crate::log::print_to_stderr(&format!(
                 "processes of this application would survive a killed `leno up`: {}",
                 output::format_error(&error)
@@ -75,7 +75,7 @@ impl ExecArgs {
         if let Ok(run) = descendants::own_run() {
             command.envs(run.mark_variable());
         }
-        if let Some(Home { name, directory }) = home {
+        if let Some(UserHome { name, directory }) = home {
             let own = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
             command.envs(own.into_iter().filter(|(key, _)| !self.set.iter().any(|set| set == key)));
         }
@@ -89,12 +89,12 @@ impl ExecArgs {
 
 /// A user as given by the option.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Account {
+enum AccountSpec {
     Named(String),
     Numbered(u32, Option<u32>),
 }
 
-impl FromStr for Account {
+impl FromStr for AccountSpec {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -111,7 +111,7 @@ impl FromStr for Account {
 /// Drops the privileges of this process to those of a user and its groups.
 ///
 /// The returned name and home directory replace those of this process; `None` if the user stays the same.
-fn become_user(account: &Account) -> anyhow::Result<Option<Home>> {
+fn become_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
     // Comments and names of other users may have any encoding.
     let read = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let (users, groups) = (read(USERS).unwrap_or_default(), read(GROUPS).unwrap_or_default());
@@ -134,23 +134,23 @@ fn become_user(account: &Account) -> anyhow::Result<Option<Home>> {
 
 /// The name and the home directory of a user, for its environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Home {
+struct UserHome {
     name: String,
     directory: String,
 }
 
 /// The numeric IDs of a user.
 #[derive(Debug, PartialEq, Eq)]
-struct Numbers {
+struct UserIds {
     user: u32,
     group: u32,
     /// All groups of the user.
     groups: Vec<u32>,
-    home: Home,
+    home: UserHome,
 }
 
 /// Resolves a user from the text of `/etc/passwd` and `/etc/group`.
-fn resolve_user(account: &Account, users: &str, groups: &str) -> anyhow::Result<Numbers> {
+fn resolve_user(account: &AccountSpec, users: &str, groups: &str) -> anyhow::Result<UserIds> {
     let rows = users.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
@@ -159,21 +159,23 @@ fn resolve_user(account: &Account, users: &str, groups: &str) -> anyhow::Result<
         Some((name, (user, group), fields.nth(1).unwrap_or("/")))
     });
     let found = match account {
-        Account::Named(wanted) => rows.into_iter().find(|(name, ..)| name == wanted),
-        Account::Numbered(wanted, _) => rows.into_iter().find(|(_, (user, _), _)| user == wanted),
+        AccountSpec::Named(wanted) => rows.into_iter().find(|(name, ..)| name == wanted),
+        AccountSpec::Numbered(wanted, _) => {
+            rows.into_iter().find(|(_, (user, _), _)| user == wanted)
+        }
     };
     // A UID without an entry has no home: as in containers, it is the root directory.
-    let home = Home {
+    let home = UserHome {
         name: found.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
         directory: found.map_or("/", |(.., home)| home).to_owned(),
     };
     let (name, user, group) = match (account, found) {
-        (Account::Named(name), None) => {
+        (AccountSpec::Named(name), None) => {
             bail!("no user {name}: correct spec.user of the Workload or add the user")
         }
-        (Account::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
-        (Account::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
-        (Account::Numbered(_, chosen), Some((name, (user, group), _))) => {
+        (AccountSpec::Numbered(user, group), None) => (None, *user, group.unwrap_or(*user)),
+        (AccountSpec::Named(_), Some((name, (user, group), _))) => (Some(name), user, group),
+        (AccountSpec::Numbered(_, chosen), Some((name, (user, group), _))) => {
             (Some(name), user, chosen.unwrap_or(group))
         }
     };
@@ -185,13 +187,13 @@ fn resolve_user(account: &Account, users: &str, groups: &str) -> anyhow::Result<
     });
     let mut all = vec![group];
     all.extend(member_of.filter(|number| *number != group));
-    Ok(Numbers { user, group, groups: all, home })
+    Ok(UserIds { user, group, groups: all, home })
 }
 
-fn user_name(account: &Account) -> String {
+fn user_name(account: &AccountSpec) -> String {
     match account {
-        Account::Named(name) => name.clone(),
-        Account::Numbered(user, _) => user.to_string(),
+        AccountSpec::Named(name) => name.clone(),
+        AccountSpec::Numbered(user, _) => user.to_string(),
     }
 }
 
@@ -222,11 +224,11 @@ mod tests {
     fn users_are_found_by_name_and_by_number_with_their_groups() {
         let users = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/srv:/bin/false\n";
         let groups = "root:x:0:\nweb:x:33:\nlogs:x:4:other,web\n";
-        let numbers = |user, group, groups: &[u32], (name, directory): (&str, &str)| Numbers {
+        let numbers = |user, group, groups: &[u32], (name, directory): (&str, &str)| UserIds {
             user,
             group,
             groups: groups.to_vec(),
-            home: Home { name: name.to_owned(), directory: directory.to_owned() },
+            home: UserHome { name: name.to_owned(), directory: directory.to_owned() },
         };
         for (account, expected) in [
             ("web", numbers(33, 33, &[33, 4], ("web", "/srv"))),
@@ -234,10 +236,11 @@ mod tests {
             ("33:7", numbers(33, 7, &[7, 4], ("web", "/srv"))),
             ("1000", numbers(1000, 1000, &[1000], ("1000", "/"))),
         ] {
-            let account: Account = account.parse().unwrap();
+            let account: AccountSpec = account.parse().unwrap();
             assert_eq!(resolve_user(&account, users, groups).unwrap(), expected, "{account:?}");
         }
-        let absent = resolve_user(&Account::Named("nosuch".to_owned()), users, groups).unwrap_err();
+        let absent =
+            resolve_user(&AccountSpec::Named("nosuch".to_owned()), users, groups).unwrap_err();
         assert!(absent.to_string().contains("no user nosuch"), "{absent}");
     }
 }

@@ -8,7 +8,7 @@ mod inbound;
 mod outside;
 mod reason;
 mod request;
-mod running;
+mod runtime_state;
 mod tags;
 mod target;
 mod text;
@@ -20,12 +20,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use leno_control::Playground;
+use leno_control::Explainer;
 use leno_model::{Reason, WorkloadName};
 
 use crate::data_directory::DataArgs;
 use crate::output;
-use crate::output::Structured;
+use crate::output::StructuredFormat;
 
 /// Arguments of `leno explain`.
 #[derive(Debug, Args)]
@@ -52,8 +52,8 @@ pub(crate) struct ExplainArgs {
 }
 
 /// Returns the same function for the control plane's web page, applied to the current configuration.
-pub(crate) fn explain_playground() -> Playground {
-    Playground::new(|objects, asked| {
+pub(crate) fn explain_playground() -> Explainer {
+    Explainer::new(|objects, asked| {
         request::explain_request(objects, asked).map_err(|error| output::format_error(&error))
     })
 }
@@ -67,8 +67,8 @@ pub(crate) struct RequestArgs {
     from: Option<WorkloadName>,
     /// URL of the request, such as http://ratings.bookinfo:9080/ratings/1, or of a TCP connection, such as
     /// tcp://redis.shop:6379
-    #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST), value_parser = target::Target::parse)]
-    url: Option<target::Target>,
+    #[arg(long, value_name = "URL", required_if_eq("topic", REQUEST), value_parser = target::ExplainTarget::parse)]
+    url: Option<target::ExplainTarget>,
     /// HTTP method
     #[arg(long, short = 'X', default_value = "GET", value_parser = target::parse_method)]
     method: String,
@@ -91,11 +91,11 @@ pub(crate) enum ExplainFormat {
 
 impl ExplainFormat {
     /// Returns the machine-readable format, or `None` for text.
-    pub(crate) const fn structured_format(self) -> Option<Structured> {
+    pub(crate) const fn structured_format(self) -> Option<StructuredFormat> {
         match self {
             Self::Text => None,
-            Self::Json => Some(Structured::Json),
-            Self::Yaml => Some(Structured::Yaml),
+            Self::Json => Some(StructuredFormat::Json),
+            Self::Yaml => Some(StructuredFormat::Yaml),
         }
     }
 }
@@ -107,7 +107,7 @@ impl ExplainArgs {
         match topic.to_ascii_lowercase().as_str() {
             CHANGE => change::run(&self.data.path()?, self.id, self.output),
             REQUEST if self.file.is_empty() => {
-                running::run(&self.data.path()?, &self.request, self.output)
+                runtime_state::run(&self.data.path()?, &self.request, self.output)
             }
             REQUEST => request::run(&self.file, &self.request, self.output),
             _ => match Reason::named(topic) {

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_as_exact_as_their_size_asks_for() {
+    fn numbers_are_rounded_according_to_their_size() {
         let rates = [0.0, 0.04, 12.34, 99.94, 99.96, 1234.4].map(format_rate);
         assert_eq!(rates, ["0/s", "0.0/s", "12.3/s", "99.9/s", "100/s", "1234/s"]);
         let shares = [None, Some(1.0), Some(0.99999), Some(0.5), Some(0.0)].map(format_share);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_shows_what_there_was_and_blanks_what_there_was_not() {
+    fn a_sparkline_leaves_missing_values_blank() {
         assert_eq!(render_sparkline(&[0, 1, 4, 8]), " ▁▄█");
         assert_eq!(render_sparkline(&[0, 0]), "  ");
         assert_eq!(render_sparkline(&[u32::MAX]), "█");

@@ -9,9 +9,9 @@ use clap::Args;
 use leno_proxy::{Config, Interception};
 
 use crate::duration::parse_duration;
-use crate::everywhere::{parse_listen_address, wildcard_address};
 use crate::limits;
 use crate::proxy::{MemberArgs, ServingArgs, run_proxy};
+use crate::wildcard_address::{parse_listen_address, wildcard_address};
 
 /// Arguments of `leno gateway`.
 #[derive(Debug, Args)]

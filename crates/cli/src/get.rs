@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::data_directory::DataArgs;
 use crate::figures::format_count;
 use crate::log;
-use crate::output::{self, Format, Listing};
+use crate::output::{self, Listing, OutputFormat};
 use crate::tap::percent_encode;
 
 /// Arguments of `leno get`.
@@ -38,7 +38,7 @@ pub(crate) struct GetArgs {
     data: DataArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// The objects to show.
@@ -127,7 +127,7 @@ impl GetArgs {
     }
 
     async fn print_topic(self) -> anyhow::Result<()> {
-        let mesh = Mesh::from_data(&self.data.path()?);
+        let mesh = MeshSocket::from_data(&self.data.path()?);
         let mut answer = mesh.query_json(self.topic.query_path()).await?;
         if self.topic.is_about_sidecars() {
             mesh.print_scope().await;
@@ -210,8 +210,8 @@ impl GetArgs {
 
     /// Returns the figures of the wide columns. The columns stay empty if the control plane is of an earlier
     /// release without these figures.
-    async fn query_traffic(&self, mesh: &Mesh) -> TrafficStatus {
-        if self.output != Format::Wide {
+    async fn query_traffic(&self, mesh: &MeshSocket) -> TrafficStatus {
+        if self.output != OutputFormat::Wide {
             return TrafficStatus::default();
         }
         let reported = mesh.query_json("/traffic").await.and_then(parse_response);
@@ -241,11 +241,11 @@ pub(crate) fn describe_scope(status: &Status) -> Option<String> {
 
 /// A mesh that runs on this machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Mesh {
+pub(crate) struct MeshSocket {
     socket: PathBuf,
 }
 
-impl Mesh {
+impl MeshSocket {
     /// Returns the mesh of a data directory.
     pub(crate) fn from_data(data: &Path) -> Self {
         let config = leno_control::Config::new(data.to_owned(), Vec::new());
@@ -306,7 +306,7 @@ impl Mesh {
     /// Sends any request to the control plane and returns the answer.
     ///
     /// # Errors
-    /// As [`Mesh::ask`].
+    /// As [`MeshSocket::ask`].
     pub(crate) async fn send_request(&self, method: &str, path: &str) -> anyhow::Result<String> {
         let asked = leno_control::admin::query_admin(&self.socket, method, path).await;
         let (status, answer) = asked.map_err(|error| self.unreachable_error(error))?;
@@ -319,7 +319,7 @@ impl Mesh {
     /// Follows an endless answer until `each` returns that it is complete.
     ///
     /// # Errors
-    /// As [`Mesh::ask`], and the errors of `each`.
+    /// As [`MeshSocket::ask`], and the errors of `each`.
     pub(crate) async fn follow_stream(
         &self,
         path: &str,

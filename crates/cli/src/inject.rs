@@ -1,6 +1,6 @@
 //! `leno inject`: adds sidecars to manifests, for clusters without the webhook.
 
-mod found;
+mod cluster_settings;
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -9,11 +9,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use leno_kubernetes::inject::{Annotated, Injected, Settings, inject_manifest, namespaces_of};
+use leno_kubernetes::inject::{
+    InjectedManifest, InjectionSettings, TemplateOutcome, inject_manifest, namespaces_of,
+};
 use leno_model::{MeshConfig, TrustDomain};
 use serde_json::Value;
 
-use self::found::Found;
+use self::cluster_settings::ClusterSettings;
 use crate::cluster::{self, ClusterArgs};
 use crate::{install, output, yaml};
 
@@ -52,18 +54,18 @@ impl InjectArgs {
             Some(path) => {
                 let roots = std::fs::read_to_string(path)
                     .with_context(|| format!("cannot read {}", path.display()))?;
-                Found { roots, ..Found::default() }
+                ClusterSettings { roots, ..ClusterSettings::default() }
             }
             None => {
                 let namespaces: BTreeSet<String> =
                     documents.iter().flat_map(namespaces_of).collect();
-                cluster::run(Found::in_cluster(&self.cluster, namespaces))?
+                cluster::run(ClusterSettings::in_cluster(&self.cluster, namespaces))?
             }
         };
         let settings = self.injection_settings(&found);
         let mut injected = Vec::with_capacity(documents.len());
         for document in documents {
-            let Injected { manifest, reported } =
+            let InjectedManifest { manifest, reported } =
                 inject_manifest(document, &found.namespaces, &settings)
                     .map_err(|(object, error)| anyhow::anyhow!("{object}: {error}"))?;
             for (object, reported) in reported {
@@ -75,31 +77,31 @@ impl InjectArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn injection_settings(&self, found: &Found) -> Settings {
+    fn injection_settings(&self, found: &ClusterSettings) -> InjectionSettings {
         let image = self.image.as_ref().or(found.image.as_ref());
         let image = image.map_or_else(|| install::IMAGE.to_owned(), Clone::clone);
         let trust_domain = self.trust_domain.as_ref().or(found.trust_domain.as_ref()).cloned();
         let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
         let namespace = self.cluster.namespace.clone();
-        Settings {
+        InjectionSettings {
             native_sidecars: !self.no_native_sidecar && !found.is_old,
             by_plugin: self.cni || found.by_plugin,
             exclusions: found.exclusions.clone(),
             floor: found.floor.clone(),
-            ..Settings::new(image, namespace, trust_domain, found.roots.clone())
+            ..InjectionSettings::new(image, namespace, trust_domain, found.roots.clone())
         }
     }
 }
 
-fn print_result(object: &str, reported: &Annotated) {
+fn print_result(object: &str, reported: &TemplateOutcome) {
     match reported {
-        Annotated::Injected(warnings) => {
+        TemplateOutcome::Injected(warnings) => {
             eprintln!("{object}: sidecar added");
             for warning in warnings {
                 eprintln!("{object}: warning: {}", output::format_line(&warning));
             }
         }
-        Annotated::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
+        TemplateOutcome::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
     }
 }
 
@@ -152,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_are_read_as_kubectl_reads_them() {
+    fn manifests_are_read_like_kubectl() {
         let text = "---\na: 0644\nb: yes\nc: '0644'\nd: 1.50\n---\n\n---\ne: [x, ~]\n";
         let expected =
             [json!({"a": 420, "b": true, "c": "0644", "d": 1.5}), json!({"e": ["x", null]})];

@@ -12,10 +12,10 @@ use clap::Args;
 use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
-    Extent, Installed, NodeNetwork, Options, Step, apply_manifests, installation_manifests,
-    lease_reference, objects_to_remove, remove, remove_gateways, retract_gateways,
-    retract_statuses, wait_for_control_planes, wait_for_rollout, wait_for_webhook, withdraw_cni,
-    withdraw_gateways, withdraw_permissions, withdraw_protections,
+    InstallOptions, InstallStep, Installed, NodeNetwork, RemovalExtent, apply_manifests,
+    installation_manifests, lease_reference, objects_to_remove, remove, remove_gateways,
+    retract_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout,
+    wait_for_webhook, withdraw_cni, withdraw_gateways, withdraw_permissions, withdraw_protections,
 };
 use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
@@ -95,14 +95,14 @@ pub(crate) struct InstallArgs {
     timeout: Duration,
     /// Output format of the manifests
     #[arg(short, long, value_enum, default_value_t, conflicts_with = "apply")]
-    output: Form,
+    output: ManifestFormat,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
 
 /// The output format of manifests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-enum Form {
+enum ManifestFormat {
     /// YAML
     #[default]
     Yaml,
@@ -130,10 +130,10 @@ impl InstallArgs {
     /// If a CNI directory is set without the CNI plugin, `--api-server` without NetworkPolicies, or
     /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
     /// read.
-    fn merge_options(&self, before: Installed) -> anyhow::Result<Options> {
+    fn merge_options(&self, before: Installed) -> anyhow::Result<InstallOptions> {
         let domain = self.trust_domain.clone().or(before.trust_domain);
         let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
-        let fresh = Options::new(self.image.clone(), domain);
+        let fresh = InstallOptions::new(self.image.clone(), domain);
         let network = before.network.unwrap_or_default();
         let has_cni = self.cni.unwrap_or(before.cni);
         let places = [("--cni-bin-dir", &self.cni_bin_dir), ("--cni-conf-dir", &self.cni_conf_dir)];
@@ -172,7 +172,7 @@ impl InstallArgs {
             Some(servers) => Some(servers.to_string()),
             None => before.jwks_allow,
         };
-        Ok(Options {
+        Ok(InstallOptions {
             webhook_client_ca,
             network_policies,
             api_server,
@@ -279,10 +279,10 @@ fn reported_next() {
     eprintln!("the mesh is ready; add a namespace with `{next}`");
 }
 
-fn print_manifests(manifests: &[Value], form: Form) -> anyhow::Result<()> {
+fn print_manifests(manifests: &[Value], form: ManifestFormat) -> anyhow::Result<()> {
     match form {
-        Form::Yaml => output::print_raw(&yaml::write_documents(manifests)),
-        Form::Json => output::print_json(&serde_json::json!({
+        ManifestFormat::Yaml => output::print_raw(&yaml::write_documents(manifests)),
+        ManifestFormat::Json => output::print_json(&serde_json::json!({
             "apiVersion": "v1",
             "kind": "List",
             "items": manifests,
@@ -290,7 +290,7 @@ fn print_manifests(manifests: &[Value], form: Form) -> anyhow::Result<()> {
     }
 }
 
-fn print_step(step: Step) {
+fn print_step(step: InstallStep) {
     eprintln!("{} {}", step.object, step.done);
 }
 
@@ -322,14 +322,14 @@ impl UninstallArgs {
         let trust_domain = MeshConfig::default().trust_domain;
         let cni = Some(NodeNetwork::default());
         let webhook_client_ca = Some(String::new());
-        let options = Options {
+        let options = InstallOptions {
             namespace,
             cni,
             gateways: true,
             webhook_client_ca,
-            ..Options::new(String::new(), trust_domain)
+            ..InstallOptions::new(String::new(), trust_domain)
         };
-        let extent = if self.purge { Extent::Everything } else { Extent::Running };
+        let extent = if self.purge { RemovalExtent::Everything } else { RemovalExtent::Running };
         let removals = objects_to_remove(&options, extent);
         if self.apply {
             cluster::run(async {
@@ -413,13 +413,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         install: InstallArgs,
     }
 
     fn parse_args(words: &[&str]) -> InstallArgs {
-        Line::try_parse_from([&["install"], words].concat()).unwrap().install
+        CommandLine::try_parse_from([&["install"], words].concat()).unwrap().install
     }
 
     fn installed_before() -> Installed {
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn installing_again_keeps_what_nobody_says() {
+    fn reinstalling_keeps_options_that_are_not_given() {
         let again = parse_args(&[]);
         let options = again.merge_options(installed_before()).unwrap();
         assert_eq!((options.replicas, options.gateways), (3, true));
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_counts() {
+    fn given_options_override_installed_ones() {
         let protections = ["--webhook-client-ca", "none", "--api-server", "none"];
         let words = ["--gateways=false", "--cni", "--cni-bin-dir", "/x", "--replicas", "1"];
         let again = parse_args(&[&words[..], &protections].concat());
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_of_keys_are_those_that_are_said() {
+    fn the_given_jwks_servers_are_allowed() {
         let servers = |words: &[&str]| {
             parse_args(words).merge_options(installed_before()).unwrap().jwks_allow
         };
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespaces_of_secrets_are_those_that_are_said() {
+    fn the_given_secret_namespaces_are_readable() {
         let names = |words: &[&str]| -> Vec<String> {
             let options = parse_args(words).merge_options(installed_before()).unwrap();
             options.access_certs.iter().map(ToString::to_string).collect()
@@ -518,11 +518,11 @@ mod tests {
                 .merge_options(installed_before())
                 .is_err()
         );
-        assert!(Line::try_parse_from(["install", "--access-certs", "a.b"]).is_err());
+        assert!(CommandLine::try_parse_from(["install", "--access-certs", "a.b"]).is_err());
     }
 
     #[test]
-    fn network_policies_are_there_unless_somebody_turns_them_off() {
+    fn network_policies_are_on_by_default() {
         let options = |words: &[&str], before| parse_args(words).merge_options(before);
         let ranges = |words: &[&str]| options(words, installed_before()).unwrap().api_server;
         let parsed = |text: &[&str]| text.iter().map(|it| it.parse().unwrap()).collect();
@@ -531,7 +531,7 @@ mod tests {
             parsed(&["192.0.2.1", "2001:db8::/64"])
         );
         assert_eq!(ranges(&["--api-server", "none"]), BTreeSet::new());
-        assert!(Line::try_parse_from(["install", "--api-server", "api.example"]).is_err());
+        assert!(CommandLine::try_parse_from(["install", "--api-server", "api.example"]).is_err());
         let off = Installed { network_policies: Some(false), ..Installed::default() };
         assert!(!options(&[], off.clone()).unwrap().network_policies);
         assert!(options(&["--network-policies"], off.clone()).unwrap().network_policies);
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_plugins_need_plugins() {
+    fn plugin_directories_require_the_plugin() {
         for (words, before, works) in [
             (&["--cni-bin-dir", "/x"][..], Installed::default(), false),
             (&["--cni-conf-dir", "/x"], Installed::default(), false),
@@ -556,7 +556,7 @@ mod tests {
     fn a_first_installation_has_what_is_documented() {
         let first = parse_args(&[]).merge_options(Installed::default()).unwrap();
         let domain = MeshConfig::default().trust_domain;
-        assert_eq!(first, Options::new(IMAGE.to_owned(), domain));
+        assert_eq!(first, InstallOptions::new(IMAGE.to_owned(), domain));
         assert_eq!(
             parse_args(&["--cni"]).merge_options(Installed::default()).unwrap().cni,
             Some(NodeNetwork::default())

@@ -7,6 +7,7 @@ mod bench;
 mod bug_report;
 mod ca;
 mod check;
+mod cidr_range;
 mod cluster;
 mod cni;
 mod completions;
@@ -15,7 +16,6 @@ mod data_directory;
 mod demo;
 mod diagnose;
 mod duration;
-mod everywhere;
 mod exec;
 mod explain;
 mod figures;
@@ -30,7 +30,6 @@ mod migrate;
 mod output;
 mod ports;
 mod proxy;
-mod range;
 mod reader;
 mod redirect;
 mod revoke;
@@ -40,6 +39,7 @@ mod tap;
 mod token;
 mod top;
 mod up;
+mod wildcard_address;
 mod yaml;
 
 use std::net::{AddrParseError, SocketAddr};
@@ -68,11 +68,11 @@ struct Cli {
     log_level: Option<LogLevel>,
 
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Run the bookinfo demo in a local mesh, generate load and verify the results
     Demo(DemoArgs),
     /// Run a local mesh: control plane, sidecars and applications
@@ -131,7 +131,7 @@ enum Command {
     Exec(exec::ExecArgs),
 }
 
-pub use crate::migrate::{Migrated, migrate_text};
+pub use crate::migrate::{MigrationResult, migrate_text};
 
 /// Runs the command line of this process.
 #[must_use]
@@ -211,12 +211,12 @@ fn replacement_text(cause: &(dyn std::error::Error + 'static)) -> Option<&'stati
     let of_address = cause.downcast_ref::<AddrParseError>()?;
     let has_port = SocketAddr::from_str("").is_err_and(|error| error == *of_address);
     Some(match has_port {
-        true => everywhere::ADDRESS_AND_PORT,
+        true => wildcard_address::ADDRESS_AND_PORT,
         false => "use an IP address, such as 127.0.0.1 or ::1",
     })
 }
 
-impl Command {
+impl CliCommand {
     fn run(self, log_level: Option<LogLevel>) -> anyhow::Result<ExitCode> {
         match self {
             Self::Demo(args) => args.run(log_level),
@@ -249,15 +249,15 @@ impl Command {
         }
     }
 
-    fn log_style(&self) -> log::Style {
+    fn log_style(&self) -> log::LogStyle {
         match self {
             Self::Control(_) | Self::Gateway(_) | Self::Redirect(_) | Self::Cni(_) => {
-                log::Style::Service
+                log::LogStyle::Service
             }
-            Self::Demo(_) => log::Style::Show,
-            Self::Proxy(args) if !args.is_supervised() => log::Style::Service,
-            Self::Proxy(_) | Self::Up(_) => log::Style::Supervised,
-            _ => log::Style::Tool,
+            Self::Demo(_) => log::LogStyle::Show,
+            Self::Proxy(args) if !args.is_supervised() => log::LogStyle::Service,
+            Self::Proxy(_) | Self::Up(_) => log::LogStyle::Supervised,
+            _ => log::LogStyle::Tool,
         }
     }
 }
@@ -329,11 +329,11 @@ mod tests {
     #[test]
     fn no_other_option_stands_under_the_limits_of_a_sidecar() {
         #[derive(Parser)]
-        struct Limits {
+        struct CommandLine {
             #[command(flatten)]
             limits: limits::SidecarLimitArgs,
         }
-        let limits = Limits::command();
+        let limits = CommandLine::command();
         let own: Vec<_> = limits.get_arguments().map(clap::Arg::get_id).collect();
         for command in Cli::command().get_subcommands() {
             for option in command.get_arguments() {

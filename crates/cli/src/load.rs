@@ -3,11 +3,11 @@
 mod body;
 mod csv;
 mod live;
-mod measured;
 mod page;
 mod plot;
 mod rate;
 mod request;
+mod results;
 mod run;
 mod summary;
 mod table;
@@ -22,7 +22,7 @@ use clap::{Args, ValueEnum};
 
 use self::body::{BodySize, parse_size};
 use self::rate::{Rates, parse_rates, parse_share};
-use self::request::{Header, parse_header};
+use self::request::{HeaderOption, parse_header};
 use self::run::run;
 use self::target::{WeightedUrl, parse_target};
 use self::wrong_usage::WrongUsage;
@@ -92,7 +92,7 @@ pub(crate) struct LoadArgs {
     /// Request header; repeatable
     #[arg(short = 'H', long, value_name = "NAME:VALUE", value_parser = parse_header,
           help_heading = REQUESTS)]
-    header: Vec<Header>,
+    header: Vec<HeaderOption>,
     /// Request body
     #[arg(short, long, value_name = "TEXT", group = "content", help_heading = REQUESTS)]
     body: Option<String>,
@@ -109,7 +109,7 @@ pub(crate) struct LoadArgs {
     max_errors: Option<f64>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, help_heading = REPORT)]
-    output: ReportFormat,
+    output: LoadFormat,
     /// Also write the report as an HTML page with plots
     #[arg(long, value_name = "FILE", help_heading = REPORT)]
     html: Option<PathBuf>,
@@ -128,7 +128,7 @@ enum HttpVersion {
 
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum ReportFormat {
+enum LoadFormat {
     /// Tables
     #[default]
     Table,

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use leno_telemetry::{LineQueue, Visible};
+use leno_telemetry::{EscapingWriter, LineQueue};
 use tracing::Subscriber;
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
@@ -44,7 +44,7 @@ impl LogLevel {
 
 /// The logging style of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Style {
+pub(crate) enum LogStyle {
     /// Runs once and prints a result: warnings only, without timestamps.
     Tool,
     /// Keeps running and prints reports: warnings only, without timestamps.
@@ -56,17 +56,17 @@ pub(crate) enum Style {
 }
 
 /// Starts logging. Must be called once.
-pub(crate) fn start(level: Option<&LogLevel>, style: Style) {
+pub(crate) fn start(level: Option<&LogLevel>, style: LogStyle) {
     report_panics();
     let default = match style {
-        Style::Tool | Style::Show => "warn",
-        Style::Service | Style::Supervised => "info",
+        LogStyle::Tool | LogStyle::Show => "warn",
+        LogStyle::Service | LogStyle::Supervised => "info",
     };
     let directives = level.map_or(default, LogLevel::as_str);
     let queue = match style {
         // A one-shot command may wait for a pager.
-        Style::Tool => None,
-        Style::Show | Style::Service | Style::Supervised => error_output().ok(),
+        LogStyle::Tool => None,
+        LogStyle::Show | LogStyle::Service | LogStyle::Supervised => error_output().ok(),
     };
     match queue {
         Some(queue) => line_subscriber(directives, style, move || queue.clone()).init(),
@@ -163,7 +163,7 @@ const WRITE_MAX_WAIT: Duration = Duration::from_secs(1);
 /// contain such bodies; h2 and hyper log headers with tokens. Leno logs the relevant facts without bodies.
 fn line_subscriber<W>(
     directives: &str,
-    style: Style,
+    style: LogStyle,
     writer: W,
 ) -> Box<dyn Subscriber + Send + Sync>
 where
@@ -176,13 +176,13 @@ where
         .fmt_fields(debug_fn(write_field).delimited(" "))
         .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
-        .with_target(style == Style::Service)
+        .with_target(style == LogStyle::Service)
         // The loss of the reader must not end a serving command: reporting log errors on the same broken pipe
         // panics.
         .log_internal_errors(false);
     match style {
-        Style::Service => Box::new(selected.with(lines)),
-        Style::Tool | Style::Show | Style::Supervised => {
+        LogStyle::Service => Box::new(selected.with(lines)),
+        LogStyle::Tool | LogStyle::Show | LogStyle::Supervised => {
             Box::new(selected.with(lines.without_time()))
         }
     }
@@ -191,7 +191,7 @@ where
 /// Writes one field of an event. Values may come from clients and other machines, so line breaks and terminal
 /// control characters are escaped.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
-    let mut writer = Visible(writer);
+    let mut writer = EscapingWriter(writer);
     match field.name() {
         "message" => write!(writer, "{value:?}"),
         name => write!(writer, "{name}={value:?}"),
@@ -213,9 +213,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
+    struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Written {
+    impl io::Write for CapturedLog {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -227,8 +227,8 @@ mod tests {
     }
 
     /// Returns the log of one event from each dependency, at every level, and one of our own.
-    fn log_of_levels(directives: &str, style: Style) -> String {
-        let written = Written::default();
+    fn log_of_levels(directives: &str, style: LogStyle) -> String {
+        let written = CapturedLog::default();
         let writer = written.clone();
         with_default(line_subscriber(directives, style, move || writer.clone()), || {
             macro_rules! dependency {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn no_directive_lets_events_of_dependencies_through() {
+    fn no_directive_enables_events_of_dependencies() {
         for directives in [
             "info",
             "debug",
@@ -269,7 +269,7 @@ mod tests {
             "kube_client[request]=trace",
             "",
         ] {
-            for style in [Style::Tool, Style::Service, Style::Supervised] {
+            for style in [LogStyle::Tool, LogStyle::Service, LogStyle::Supervised] {
                 let log = log_of_levels(directives, style);
                 assert!(!log.contains("SECRET"), "{directives}: {log}");
             }
@@ -279,9 +279,9 @@ mod tests {
     #[test]
     fn no_value_from_outside_begins_a_line_or_steers_a_terminal() {
         let text = "a\u{1b}[2Jb\nERROR forged\u{9b}c\u{202e}d\r\u{2028}";
-        let written = Written::default();
+        let written = CapturedLog::default();
         let writer = written.clone();
-        with_default(line_subscriber("info", Style::Supervised, move || writer.clone()), || {
+        with_default(line_subscriber("info", LogStyle::Supervised, move || writer.clone()), || {
             tracing::warn!(target: "leno_proxy", host = %text, debug = ?text, text, "message {text}");
         });
         let log = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
@@ -301,7 +301,7 @@ mod tests {
             ("leno_kubernetes=error", false),
             ("leno_proxy=trace", false),
         ] {
-            let log = log_of_levels(directives, Style::Service);
+            let log = log_of_levels(directives, LogStyle::Service);
             assert_eq!(log.contains("own warning"), expected, "{directives}: {log}");
         }
     }

@@ -20,10 +20,10 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 
-use self::check::CheckArgs;
-use self::document::Document;
-use self::report::Report;
-use self::rewrite::{Fate, rewrite};
+use self::check::MigrateCheckArgs;
+use self::document::SourceDocument;
+use self::report::MigrationReport;
+use self::rewrite::{RewriteResult, rewrite};
 use crate::{output, yaml};
 
 /// Arguments of `leno migrate`.
@@ -32,7 +32,7 @@ use crate::{output, yaml};
 #[command(subcommand_negates_reqs = true)]
 pub(crate) struct MigrateArgs {
     #[command(subcommand)]
-    step: Option<Step>,
+    step: Option<MigrateCommand>,
     /// File or directory of YAML manifests; repeatable
     #[arg(short, long = "file", value_name = "PATH", required = true)]
     file: Vec<PathBuf>,
@@ -46,16 +46,16 @@ pub(crate) struct MigrateArgs {
 
 /// Subcommands.
 #[derive(Debug, Subcommand)]
-enum Step {
+enum MigrateCommand {
     /// Report which rules of files or of a cluster would be kept, changed or dropped, without writing anything
     #[command(after_help = CHECK_EXAMPLES)]
-    Check(CheckArgs),
+    Check(MigrateCheckArgs),
 }
 
 impl MigrateArgs {
     /// Reads and converts all documents, and writes only if all could be read.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if let Some(Step::Check(check)) = self.step {
+        if let Some(MigrateCommand::Check(check)) = self.step {
             return check.run();
         }
         let output = self.output.context("--output is missing")?;
@@ -63,7 +63,7 @@ impl MigrateArgs {
         let documents = document::read(&self.file, &self.namespace)?;
         let fates = rewrite(&documents, &self.namespace);
         write(&output, &documents, &fates)?;
-        let report = Report::from_fates(&documents, &fates);
+        let report = MigrationReport::from_fates(&documents, &fates);
         output::print_text(&report.to_text())?;
         Ok(if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
     }
@@ -86,7 +86,11 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
 }
 
 /// Writes each file with the results of its documents, in their original order.
-fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Result<()> {
+fn write(
+    directory: &Path,
+    documents: &[SourceDocument],
+    fates: &[RewriteResult],
+) -> anyhow::Result<()> {
     let mut files: Vec<(&Path, Vec<String>)> = Vec::new();
     for (document, fate) in documents.iter().zip(fates) {
         let texts = replacement_texts(document, fate);
@@ -109,19 +113,19 @@ fn write(directory: &Path, documents: &[Document], fates: &[Fate]) -> anyhow::Re
 }
 
 /// Returns the documents that replace one document.
-fn replacement_texts(document: &Document, fate: &Fate) -> Vec<String> {
+fn replacement_texts(document: &SourceDocument, fate: &RewriteResult) -> Vec<String> {
     match fate {
-        Fate::Native | Fate::Left(_) => vec![document.text.clone()],
-        Fate::Rewritten(objects) | Fate::Nearly(objects, _) => {
+        RewriteResult::Native | RewriteResult::Left(_) => vec![document.text.clone()],
+        RewriteResult::Rewritten(objects) | RewriteResult::Nearly(objects, _) => {
             objects.iter().map(yaml::write).collect()
         }
-        Fate::Dropped(_) | Fate::Lost(_) => Vec::new(),
+        RewriteResult::Dropped(_) | RewriteResult::Lost(_) => Vec::new(),
     }
 }
 
 /// The result of `leno migrate` for one text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Migrated {
+pub struct MigrationResult {
     /// The new documents, in order.
     pub documents: Vec<String>,
     /// True if no foreign document is left.
@@ -134,12 +138,12 @@ pub struct Migrated {
 ///
 /// # Errors
 /// If a document cannot be read.
-pub fn migrate_text(text: &str) -> anyhow::Result<Migrated> {
+pub fn migrate_text(text: &str) -> anyhow::Result<MigrationResult> {
     let documents = document::read_text(text, NAMESPACE)?;
     let fates = rewrite(&documents, NAMESPACE);
-    let report = Report::from_fates(&documents, &fates);
+    let report = MigrationReport::from_fates(&documents, &fates);
     let pairs = documents.iter().zip(&fates);
-    Ok(Migrated {
+    Ok(MigrationResult {
         documents: pairs.flat_map(|(document, fate)| replacement_texts(document, fate)).collect(),
         is_whole: report.is_whole(),
         report: report.to_text(),

@@ -12,7 +12,7 @@ use crate::yaml;
 
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     /// Table
     #[default]
     Table,
@@ -24,20 +24,20 @@ pub(crate) enum Format {
     Yaml,
 }
 
-impl Format {
+impl OutputFormat {
     /// Returns the format for programs, if it is one.
-    pub(crate) const fn structured_format(self) -> Option<Structured> {
+    pub(crate) const fn structured_format(self) -> Option<StructuredFormat> {
         match self {
             Self::Table | Self::Wide => None,
-            Self::Json => Some(Structured::Json),
-            Self::Yaml => Some(Structured::Yaml),
+            Self::Json => Some(StructuredFormat::Json),
+            Self::Yaml => Some(StructuredFormat::Yaml),
         }
     }
 }
 
 /// The output format for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Structured {
+pub(crate) enum StructuredFormat {
     /// Indented.
     Json,
     /// Block style.
@@ -46,28 +46,28 @@ pub(crate) enum Structured {
 
 /// A column of a [`Listing`].
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Column {
+pub(crate) struct ListingColumn {
     name: &'static str,
-    width: Width,
+    width: ColumnVisibility,
 }
 
 /// The visibility of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Width {
+enum ColumnVisibility {
     Always,
     Wide,
 }
 
-impl Column {
+impl ListingColumn {
     /// Creates a column that is always visible.
     pub(crate) const fn always(name: &'static str) -> Self {
-        let width = Width::Always;
+        let width = ColumnVisibility::Always;
         Self { name, width }
     }
 
     /// Creates a column for `-o wide`.
     pub(crate) const fn wide(name: &'static str) -> Self {
-        let width = Width::Wide;
+        let width = ColumnVisibility::Wide;
         Self { name, width }
     }
 }
@@ -75,13 +75,13 @@ impl Column {
 /// Rows under named columns.
 #[derive(Debug)]
 pub(crate) struct Listing {
-    columns: &'static [Column],
+    columns: &'static [ListingColumn],
     rows: Vec<Vec<String>>,
 }
 
 impl Listing {
     /// Creates a listing without rows.
-    pub(crate) const fn new(columns: &'static [Column]) -> Self {
+    pub(crate) const fn new(columns: &'static [ListingColumn]) -> Self {
         Self { columns, rows: Vec::new() }
     }
 
@@ -93,11 +93,11 @@ impl Listing {
     }
 
     /// Renders the rows as a table without trailing spaces.
-    pub(crate) fn render(&self, format: Format) -> String {
+    pub(crate) fn render(&self, format: OutputFormat) -> String {
         let is_shown: Vec<bool> = self
             .columns
             .iter()
-            .map(|column| column.width == Width::Always || format == Format::Wide)
+            .map(|column| column.width == ColumnVisibility::Always || format == OutputFormat::Wide)
             .collect();
         let cells_of = |cells: &[String]| -> Vec<String> {
             let cells = cells.iter().zip(&is_shown).filter(|(_, is_shown)| **is_shown);
@@ -161,7 +161,7 @@ pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
 ///
 /// # Errors
 /// As [`print`].
-pub(crate) fn print_value(value: &impl Serialize, form: Structured) -> anyhow::Result<()> {
+pub(crate) fn print_value(value: &impl Serialize, form: StructuredFormat) -> anyhow::Result<()> {
     print_raw(&serialize(value, form)?)
 }
 
@@ -170,13 +170,13 @@ pub(crate) fn print_value(value: &impl Serialize, form: Structured) -> anyhow::R
 /// # Errors
 /// As [`print`].
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    print_value(value, Structured::Json)
+    print_value(value, StructuredFormat::Json)
 }
 
-fn serialize(value: &impl Serialize, form: Structured) -> anyhow::Result<String> {
+fn serialize(value: &impl Serialize, form: StructuredFormat) -> anyhow::Result<String> {
     let text = match form {
-        Structured::Json => serde_json::to_string_pretty(value)?,
-        Structured::Yaml => yaml::write(&serde_json::to_value(value)?),
+        StructuredFormat::Json => serde_json::to_string_pretty(value)?,
+        StructuredFormat::Yaml => yaml::write(&serde_json::to_value(value)?),
     };
     Ok(escape_json(&text))
 }
@@ -221,31 +221,34 @@ pub(crate) fn format_error(error: &anyhow::Error) -> String {
 mod tests {
     use super::*;
 
-    const COLUMNS: &[Column] =
-        &[Column::always("name"), Column::wide("address"), Column::always("ports")];
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("name"),
+        ListingColumn::wide("address"),
+        ListingColumn::always("ports"),
+    ];
 
     #[test]
-    fn wide_columns_are_shown_when_asked_for_and_empty_cells_as_dashes() {
+    fn wide_columns_are_optional_and_empty_cells_are_dashes() {
         let mut listing = Listing::new(COLUMNS);
         listing.add_row(["bookinfo/ratings-1".to_owned(), "127.0.0.1".to_owned(), String::new()]);
         expect_test::expect![[r#"
             NAME                PORTS
             bookinfo/ratings-1  -
         "#]]
-        .assert_eq(&listing.render(Format::Table));
+        .assert_eq(&listing.render(OutputFormat::Table));
         expect_test::expect![[r#"
             NAME                ADDRESS    PORTS
             bookinfo/ratings-1  127.0.0.1  -
         "#]]
-        .assert_eq(&listing.render(Format::Wide));
+        .assert_eq(&listing.render(OutputFormat::Wide));
     }
 
     #[test]
-    fn what_a_cell_says_does_not_steer_a_terminal() {
+    fn cells_are_escaped_for_terminals() {
         let mut listing = Listing::new(COLUMNS);
         let name = "a\u{1b}[2Jb\rc\nd\u{9b}e\u{202e}é".to_owned();
         listing.add_row([name, String::new(), "80".to_owned()]);
-        let text = listing.render(Format::Table);
+        let text = listing.render(OutputFormat::Table);
         assert!(
             text.ends_with("a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\u{fffd}e\u{fffd}é  80\n"),
             "{text:?}"
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_the_same_without_steering_a_terminal() {
+    fn json_output_is_escaped_for_terminals() {
         let value = serde_json::json!({"a\u{9b}": ["2J\u{85}\u{1b}\n", "\u{202e}é\u{2069}"]});
         for text in [value.to_string(), format!("{value:#}")] {
             let reported = escape_json(&text);
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_names_each_cause_once_and_steers_no_terminal() {
+    fn failures_name_each_cause_once_and_are_escaped() {
         let full = io::Error::from_raw_os_error(28);
         let text = full.to_string();
         let error =
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_reader_that_left_is_forgiven() {
+    fn only_a_closed_output_is_ignored() {
         let left: anyhow::Error = io::Error::from(io::ErrorKind::BrokenPipe).into();
         assert!(is_broken_pipe(&left));
         let other: anyhow::Error = io::Error::from(io::ErrorKind::NotFound).into();

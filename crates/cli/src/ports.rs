@@ -42,12 +42,12 @@ impl PortSearch {
 
 /// The ports of one run, by role.
 #[derive(Debug)]
-pub(crate) struct Ports<'a> {
+pub(crate) struct ChosenPorts<'a> {
     search: &'a PortSearch,
     chosen: BTreeMap<String, u16>,
 }
 
-impl<'a> Ports<'a> {
+impl<'a> ChosenPorts<'a> {
     /// Creates an empty assignment.
     pub(crate) fn new(search: &'a PortSearch) -> Self {
         Self { search, chosen: BTreeMap::new() }
@@ -79,7 +79,7 @@ impl<'a> Ports<'a> {
     /// Returns the loopback address of a role.
     ///
     /// # Errors
-    /// As [`Ports::of`].
+    /// As [`ChosenPorts::of`].
     pub(crate) fn address_for(&mut self, role: &str) -> anyhow::Result<SocketAddr> {
         Ok((Ipv4Addr::LOCALHOST, self.port_for(role)?).into())
     }
@@ -100,7 +100,7 @@ mod tests {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     #[test]
-    fn what_is_taken_is_passed_over_and_nothing_is_found_twice() {
+    fn ports_in_use_are_skipped_and_no_port_is_found_twice() {
         let _turn = TURN.lock();
         let search = PortSearch::new();
         let first = search.find_free().unwrap();
@@ -115,13 +115,13 @@ mod tests {
     fn a_role_keeps_its_port_and_shares_it_with_no_other() {
         let _turn = TURN.lock();
         let search = PortSearch::new();
-        let mut ports = Ports::new(&search);
+        let mut ports = ChosenPorts::new(&search);
         let (listener_kind, link) =
             (ports.port_for("entry").unwrap(), ports.port_for("link").unwrap());
         assert_ne!(listener_kind, link);
         assert_eq!(ports.port_for("entry").unwrap(), listener_kind);
         let _taken = TcpListener::bind((Ipv4Addr::LOCALHOST, link)).unwrap();
-        let mut others = Ports::new(&search);
+        let mut others = ChosenPorts::new(&search);
         assert!(![listener_kind, link].contains(&others.port_for("entry").unwrap()));
     }
 }

@@ -17,13 +17,13 @@ use leno_proxy::{
 use rustix::process::Signal;
 
 use crate::duration::parse_duration;
-use crate::everywhere::parse_listen_address;
+use crate::wildcard_address::parse_listen_address;
 use crate::{exec, limits, stop};
 
 pub(crate) use access_log::AccessLogArgs;
 pub(crate) use member::MemberArgs;
-use report::Reported;
-pub(crate) use report::{Order, PortOrder, Report, SUPERVISOR_OPTION};
+use report::ReportSources;
+pub(crate) use report::{PortStateOrder, SUPERVISOR_OPTION, SidecarReport, SupervisorOrder};
 pub(crate) use settings::ServingArgs;
 use settings::SettingArgs;
 
@@ -109,7 +109,7 @@ pub(crate) async fn run_proxy(
     tracing::info!(%workload, %admin, health, access, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
     let stop = stop::after_drain_delay(signals, drain_delay, proxy.drain_starter());
-    let reported = Reported { listeners, admin, in_flight, application };
+    let reported = ReportSources { listeners, admin, in_flight, application };
     let reports = report::report_listeners(reported, supervised)?;
     // Reports end with the proxy: closed listeners are not reported.
     tokio::select! {

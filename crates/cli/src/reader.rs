@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_leaves_a_full_pipe_is_noticed() {
+    async fn a_closed_reader_of_a_full_pipe_is_noticed() {
         let (reader, writer) = pipe().unwrap();
         let mut filling = writer.try_clone().unwrap();
         let flags = rustix::fs::fcntl_getfl(&filling).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_has_no_reader_that_leaves() {
+    async fn a_file_has_no_reader_to_lose() {
         let mut waiting = Box::pin(hung_up(tempfile::tempfile().unwrap()));
         assert!(is_pending(&mut waiting).await);
     }

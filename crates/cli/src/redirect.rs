@@ -12,8 +12,8 @@ use leno_kubernetes::inject::is_interface;
 use leno_kubernetes::words::{HEALTH_PORT, PROXY_UID};
 use leno_proxy::{DNS_PROXY_PORT, INBOUND_PORT, OUTBOUND_PORT};
 
-use crate::range::Range;
-use rules::{Chain, Hook, Match, Rule, Verdict};
+use crate::cidr_range::CidrRange;
+use rules::{NetfilterHook, NftChain, NftMatch, NftRule, NftVerdict};
 
 /// Arguments of `leno redirect`.
 #[derive(Debug, Args)]
@@ -27,10 +27,10 @@ pub(crate) struct RedirectArgs {
     exclude_outbound_ports: Vec<u16>,
     /// Destination ranges excluded from outbound redirection, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
-    exclude_outbound_ranges: Vec<Range>,
+    exclude_outbound_ranges: Vec<CidrRange>,
     /// Destination ranges redirected to the mesh, exclusively [default: all]
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',')]
-    include_outbound_ranges: Vec<Range>,
+    include_outbound_ranges: Vec<CidrRange>,
     /// Application ports excluded from inbound redirection, reachable without mutual TLS
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', value_parser = port_parser())]
     exclude_inbound_ports: Vec<u16>,
@@ -52,7 +52,7 @@ pub(crate) struct RedirectArgs {
 
 /// The options alone.
 #[derive(Debug, Parser)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
     redirect: RedirectArgs,
 }
@@ -83,7 +83,7 @@ impl RedirectArgs {
     /// If they are not options of this command.
     pub(crate) fn from_words(words: &[String]) -> anyhow::Result<Self> {
         let words = std::iter::once("redirect").chain(words.iter().map(String::as_str));
-        let line = Line::try_parse_from(words);
+        let line = CommandLine::try_parse_from(words);
         let redirect = line.context("invalid options of `leno redirect`")?.redirect;
         redirect.check_options()?;
         Ok(redirect)
@@ -107,54 +107,60 @@ impl RedirectArgs {
         nftables::replace_table(&self.build_chains()).context("the connections are not redirected")
     }
 
-    fn build_chains(&self) -> [Chain; 2] {
+    fn build_chains(&self) -> [NftChain; 2] {
         [self.outbound_chain(), self.inbound_chain()]
     }
 
     /// Redirects outbound TCP connections to the sidecar, except the sidecar's own, those within the namespace,
     /// and exclusions. The probe connection of `--verify` takes precedence.
-    fn outbound_chain(&self) -> Chain {
-        let mut rules = vec![return_rule(Match::Uid(self.uid))];
-        rules.extend(verify::NOWHERE.map(|address| Rule {
-            matches: vec![Match::In(Range::single_address(address)), Match::Port(verify::DISCARD)],
-            verdict: Verdict::Redirect(OUTBOUND_PORT),
+    fn outbound_chain(&self) -> NftChain {
+        let mut rules = vec![return_rule(NftMatch::Uid(self.uid))];
+        rules.extend(verify::NOWHERE.map(|address| NftRule {
+            matches: vec![
+                NftMatch::In(CidrRange::single_address(address)),
+                NftMatch::Port(verify::DISCARD),
+            ],
+            verdict: NftVerdict::Redirect(OUTBOUND_PORT),
         }));
-        rules.push(return_rule(Match::To(LOOPBACK.to_owned())));
-        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::To).map(return_rule));
+        rules.push(return_rule(NftMatch::To(LOOPBACK.to_owned())));
+        rules.extend(self.exclude_interfaces.iter().cloned().map(NftMatch::To).map(return_rule));
         if self.dns {
-            rules.extend([Match::UdpPort(DNS_PORT), Match::Port(DNS_PORT)].map(|what| Rule {
-                matches: vec![what],
-                verdict: Verdict::Redirect(DNS_PROXY_PORT),
+            rules.extend([NftMatch::UdpPort(DNS_PORT), NftMatch::Port(DNS_PORT)].map(|what| {
+                NftRule { matches: vec![what], verdict: NftVerdict::Redirect(DNS_PROXY_PORT) }
             }));
         }
-        rules.extend(self.exclude_outbound_ports.iter().copied().map(Match::Port).map(return_rule));
-        rules.extend(self.exclude_outbound_ranges.iter().copied().map(Match::In).map(return_rule));
-        let redirect = |first: Option<Match>| Rule {
-            matches: first.into_iter().chain([Match::Tcp]).collect(),
-            verdict: Verdict::Redirect(OUTBOUND_PORT),
+        rules.extend(
+            self.exclude_outbound_ports.iter().copied().map(NftMatch::Port).map(return_rule),
+        );
+        rules.extend(
+            self.exclude_outbound_ranges.iter().copied().map(NftMatch::In).map(return_rule),
+        );
+        let redirect = |first: Option<NftMatch>| NftRule {
+            matches: first.into_iter().chain([NftMatch::Tcp]).collect(),
+            verdict: NftVerdict::Redirect(OUTBOUND_PORT),
         };
         match self.include_outbound_ranges.as_slice() {
             [] => rules.push(redirect(None)),
-            ranges => rules.extend(ranges.iter().map(|range| redirect(Some(Match::In(*range))))),
+            ranges => rules.extend(ranges.iter().map(|range| redirect(Some(NftMatch::In(*range))))),
         }
-        Chain { hook: Hook::Output, rules }
+        NftChain { hook: NetfilterHook::Output, rules }
     }
 
     /// Redirects inbound TCP connections to the sidecar, except those from inside the namespace, those to the
     /// sidecar's health listener, and exclusions.
-    fn inbound_chain(&self) -> Chain {
-        let mut rules = vec![return_rule(Match::From(LOOPBACK.to_owned()))];
-        rules.extend(self.exclude_interfaces.iter().cloned().map(Match::From).map(return_rule));
+    fn inbound_chain(&self) -> NftChain {
+        let mut rules = vec![return_rule(NftMatch::From(LOOPBACK.to_owned()))];
+        rules.extend(self.exclude_interfaces.iter().cloned().map(NftMatch::From).map(return_rule));
         let ports = std::iter::once(HEALTH_PORT).chain(self.exclude_inbound_ports.iter().copied());
-        rules.extend(ports.map(Match::Port).map(return_rule));
-        let verdict = Verdict::Redirect(INBOUND_PORT);
-        rules.push(Rule { matches: vec![Match::Tcp], verdict });
-        Chain { hook: Hook::Prerouting, rules }
+        rules.extend(ports.map(NftMatch::Port).map(return_rule));
+        let verdict = NftVerdict::Redirect(INBOUND_PORT);
+        rules.push(NftRule { matches: vec![NftMatch::Tcp], verdict });
+        NftChain { hook: NetfilterHook::Prerouting, rules }
     }
 }
 
-fn return_rule(what: Match) -> Rule {
-    Rule { matches: vec![what], verdict: Verdict::Return }
+fn return_rule(what: NftMatch) -> NftRule {
+    NftRule { matches: vec![what], verdict: NftVerdict::Return }
 }
 
 fn port_parser() -> impl clap::builder::TypedValueParser<Value = u16> {
@@ -192,11 +198,11 @@ mod tests {
 
     fn parse_args(words: &[&str]) -> Result<RedirectArgs, clap::Error> {
         let words = std::iter::once("redirect").chain(words.iter().copied());
-        Line::try_parse_from(words).map(|line| line.redirect)
+        CommandLine::try_parse_from(words).map(|line| line.redirect)
     }
 
     #[test]
-    fn what_is_excluded_comes_before_the_redirection() {
+    fn exclusions_precede_the_redirection() {
         let args = parse_args(&[
             "--exclude-outbound-ports=25,5432",
             "--exclude-outbound-ranges=192.0.2.0/24,2001:db8::/32",
@@ -246,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn look_ups_are_left_alone_unless_they_are_asked_for() {
+    fn dns_queries_are_redirected_on_request_only() {
         let text = rules::to_text(&parse_args(&[]).unwrap().build_chains());
         assert!(!text.contains("dport 53"), "{text}");
         let both = ["--dns".to_owned(), "--exclude-outbound-ports=25,53".to_owned()];
@@ -256,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_meant() {
+    fn contradictory_options_are_rejected() {
         for bad in [
             "--uid=0",
             "--exclude-outbound-ports=0",

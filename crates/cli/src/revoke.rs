@@ -14,10 +14,10 @@ use leno_model::{RevokedWorkload, Uid, WorkloadName};
 use leno_registry::closest_word;
 use serde_json::{Value, json};
 
-use crate::cluster::FoundArgs;
+use crate::cluster::ClusterSearchArgs;
 use crate::data_directory::DataArgs;
-use crate::get::{Mesh, parse_response};
-use crate::output::{self, Column, Format, Listing};
+use crate::get::{MeshSocket, parse_response};
+use crate::output::{self, Listing, ListingColumn, OutputFormat};
 
 /// Arguments of `leno revoke`.
 #[derive(Debug, Args)]
@@ -44,21 +44,21 @@ pub(crate) struct RevokeArgs {
     #[arg(long, requires_all = ["kubernetes", "workload"], conflicts_with = "uid")]
     by_name: bool,
     #[command(flatten)]
-    cluster: FoundArgs,
+    cluster: ClusterSearchArgs,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// The change to a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
+enum RevocationChange {
     Revoke,
     Undo,
 }
 
 /// The result of a change.
-struct Outcome {
+struct RevocationResult {
     /// All revoked workloads after the change.
     all: BTreeSet<RevokedWorkload>,
     /// The selected workload, if any, and whether its state changed.
@@ -68,19 +68,19 @@ struct Outcome {
 impl RevokeArgs {
     /// Revokes the workload, restores its membership, or lists the revoked workloads.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let change = if self.undo { Change::Undo } else { Change::Revoke };
+        let change = if self.undo { RevocationChange::Undo } else { RevocationChange::Revoke };
         let outcome = match self.kubernetes {
             true => crate::cluster::run(cluster::run(&self, change))?,
             false => self.on_this_machine(change)?,
         };
         self.print_outcome(&outcome, change)?;
-        if change == Change::Revoke && !self.kubernetes {
+        if change == RevocationChange::Revoke && !self.kubernetes {
             self.warn_if_unknown();
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn on_this_machine(&self, change: Change) -> anyhow::Result<Outcome> {
+    fn on_this_machine(&self, change: RevocationChange) -> anyhow::Result<RevocationResult> {
         let directory = match &self.shared {
             Some(shared) => shared.clone(),
             None => self.data.path()?,
@@ -97,14 +97,14 @@ impl RevokeArgs {
             None => None,
             Some(meant) => {
                 let changed = match change {
-                    Change::Revoke => file.add_workload(meant.clone()),
-                    Change::Undo => file.remove(&meant),
+                    RevocationChange::Revoke => file.add_workload(meant.clone()),
+                    RevocationChange::Undo => file.remove(&meant),
                 };
                 Some((meant, changed.context("cannot write the revoked workloads")?))
             }
         };
         let all = file.read().context("cannot read the revoked workloads")?;
-        Ok(Outcome { all, changed })
+        Ok(RevocationResult { all, changed })
     }
 
     /// Warns if the control plane on this machine has no such Workload: it may be deleted or misspelled. The
@@ -126,7 +126,7 @@ impl RevokeArgs {
     fn query_workloads(&self) -> anyhow::Result<Vec<WorkloadStatus>> {
         let data = self.data.path()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        parse_response(runtime.block_on(Mesh::from_data(&data).query_json("/workloads"))?)
+        parse_response(runtime.block_on(MeshSocket::from_data(&data).query_json("/workloads"))?)
     }
 
     fn revoked_workload(&self, uid: Option<Uid>) -> Option<RevokedWorkload> {
@@ -134,7 +134,11 @@ impl RevokeArgs {
         Some(RevokedWorkload { workload, uid })
     }
 
-    fn print_outcome(&self, outcome: &Outcome, change: Change) -> anyhow::Result<()> {
+    fn print_outcome(
+        &self,
+        outcome: &RevocationResult,
+        change: RevocationChange,
+    ) -> anyhow::Result<()> {
         if let Some(form) = self.output.structured_format() {
             let revoked: Vec<Value> = outcome.all.iter().map(to_json).collect();
             let changed = outcome.changed.as_ref().map(|(meant, changed)| {
@@ -176,18 +180,18 @@ pub(crate) fn nearest_name<'a>(workload: &str, known: &[&'a str]) -> Option<&'a 
     closest_word(workload, known).or_else(of_name)
 }
 
-fn describe_change(meant: &RevokedWorkload, change: Change, changed: bool) -> String {
+fn describe_change(meant: &RevokedWorkload, change: RevocationChange, changed: bool) -> String {
     let of_pod = meant.uid.as_ref().map(|uid| format!(" (the pod with UID {uid})"));
     let who = format!("{}{}", meant.workload, of_pod.unwrap_or_default());
     match (change, changed) {
-        (Change::Revoke, true) => format!(
+        (RevocationChange::Revoke, true) => format!(
             "{who} is revoked: its stream and its connections to other members end within seconds, and it \
              gets no new certificate. Undo with `leno revoke {} --undo`.\n",
             meant.workload
         ),
-        (Change::Revoke, false) => format!("{who} is already revoked.\n"),
-        (Change::Undo, true) => format!("{who} is a member again.\n"),
-        (Change::Undo, false) => {
+        (RevocationChange::Revoke, false) => format!("{who} is already revoked.\n"),
+        (RevocationChange::Undo, true) => format!("{who} is a member again.\n"),
+        (RevocationChange::Undo, false) => {
             format!(
                 "{who} is not revoked by `leno revoke`; remove an entry of a MeshConfig in the \
                 MeshConfig.\n"
@@ -204,7 +208,8 @@ fn uid_of(revoked: &RevokedWorkload) -> Option<String> {
     revoked.uid.as_ref().map(ToString::to_string)
 }
 
-const COLUMNS: &[Column] = &[Column::always("WORKLOAD"), Column::always("UID")];
+const COLUMNS: &[ListingColumn] =
+    &[ListingColumn::always("WORKLOAD"), ListingColumn::always("UID")];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -222,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_workload_that_is_not_known_gets_a_warning_with_the_nearest_name() {
+    fn an_unknown_workload_gets_a_warning_with_the_nearest_name() {
         let known = ["shop/cart-1", "shop/stock-1"];
         for (name, hint) in [
             ("shop/cart-1", None),

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
-use leno_control::findings::{Facts, Finding, Severity, collect_findings};
+use leno_control::findings::{Finding, FindingInputs, Severity, collect_findings};
 use leno_identity::quote_path;
 use serde::Serialize;
 
 use crate::data_directory::{DataArgs, has_run};
 use crate::explain::ExplainFormat;
 use crate::figures::{format_count, format_rate};
-use crate::get::{Mesh, describe_scope};
+use crate::get::{MeshSocket, describe_scope};
 use crate::output;
 use crate::output::escape_cell;
 
@@ -28,7 +28,7 @@ pub(crate) struct StatusArgs {
 
 /// The health verdict.
 #[derive(Debug, Serialize)]
-struct Verdict {
+struct HealthVerdict {
     /// True if there are no problems.
     healthy: bool,
     /// Problems and notices.
@@ -43,7 +43,7 @@ impl StatusArgs {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let path = self.data.path()?;
         let (verdict, text) = runtime.block_on(async {
-            let mesh = Mesh::from_data(&path);
+            let mesh = MeshSocket::from_data(&path);
             match collect_facts(&mesh).await {
                 Ok(facts) => {
                     let mut findings = collect_findings(&facts);
@@ -51,13 +51,13 @@ impl StatusArgs {
                         finding.hint = self.data.in_commands(&finding.hint);
                     }
                     let text = render_status(&facts, &findings, &self.data.option_hint());
-                    (Verdict::from_findings(findings, Some(facts.status)), text)
+                    (HealthVerdict::from_findings(findings, Some(facts.status)), text)
                 }
                 Err(error) => {
                     let finding = unreachable_finding(&error, &path);
                     let text =
                         format!("cannot check the mesh: 1 problem\n{}", format_finding(&finding));
-                    (Verdict::from_findings(vec![finding], None), text)
+                    (HealthVerdict::from_findings(vec![finding], None), text)
                 }
             }
         });
@@ -69,15 +69,15 @@ impl StatusArgs {
     }
 }
 
-impl Verdict {
+impl HealthVerdict {
     fn from_findings(findings: Vec<Finding>, mesh: Option<leno_control::status::Status>) -> Self {
         let healthy = findings.iter().all(|finding| finding.severity == Severity::Notice);
         Self { healthy, findings, mesh }
     }
 }
 
-async fn collect_facts(mesh: &Mesh) -> anyhow::Result<Facts> {
-    Facts::collect(|path| async move { mesh.query_json(&path).await }).await
+async fn collect_facts(mesh: &MeshSocket) -> anyhow::Result<FindingInputs> {
+    FindingInputs::collect(|path| async move { mesh.query_json(&path).await }).await
 }
 
 /// Returns the finding for an unreachable control plane.
@@ -108,7 +108,7 @@ fn format_finding(finding: &Finding) -> String {
     format!("  {mark} {}\n      {}\n", escape_cell(&finding.message), escape_cell(&finding.hint))
 }
 
-fn render_status(facts: &Facts, findings: &[Finding], hint: &str) -> String {
+fn render_status(facts: &FindingInputs, findings: &[Finding], hint: &str) -> String {
     let status = &facts.status;
     let problems = findings.iter().filter(|finding| finding.severity == Severity::Problem).count();
     let verdict = match problems {
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_of_sidecars_steer_no_terminal() {
+    fn texts_of_sidecars_are_escaped() {
         let message = "refuses a\u{1b}[2Jb\u{9b}c\u{202e}d\n  healthy".to_owned();
         let finding =
             Finding { severity: Severity::Problem, message, hint: "correct it".to_owned() };

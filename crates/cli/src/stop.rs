@@ -34,7 +34,7 @@ pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
             _ = quit.recv() => {}
             _ = power.recv() => {}
             _ = cpu_limit.recv() => {}
-            () = hangups.next(Terminal::Closed) => {}
+            () = hangups.next(TerminalState::Closed) => {}
         }
     })
 }
@@ -107,7 +107,7 @@ pub(crate) struct Hangups {
 
 /// The terminal of this process at a SIGHUP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Terminal {
+enum TerminalState {
     OpenOrAbsent,
     Closed,
 }
@@ -123,14 +123,14 @@ impl Hangups {
 
     /// Waits for a reload request.
     pub(crate) async fn wait_for_reload(&mut self) {
-        self.next(Terminal::OpenOrAbsent).await;
+        self.next(TerminalState::OpenOrAbsent).await;
     }
 
-    async fn next(&mut self, expected: Terminal) {
+    async fn next(&mut self, expected: TerminalState) {
         while self.signal.recv().await.is_some() {
             let terminal = match self.had_terminal && !has_terminal() {
-                true => Terminal::Closed,
-                false => Terminal::OpenOrAbsent,
+                true => TerminalState::Closed,
+                false => TerminalState::OpenOrAbsent,
             };
             if terminal == expected {
                 return;

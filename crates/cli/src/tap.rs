@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::data_directory::DataArgs;
 use crate::duration::{format_duration, parse_positive};
-use crate::get::{Mesh, parse_response};
+use crate::get::{MeshSocket, parse_response};
 use crate::output::{self, escape_cell, escape_json};
 use crate::yaml;
 use crate::{log, reader, stop};
@@ -40,8 +40,8 @@ pub(crate) struct TapArgs {
     #[arg(long, value_name = "NAMESPACE/ACCOUNT", value_parser = parse_account)]
     from: Option<ServiceAccount>,
     /// Reporting sidecars; every request passes two
-    #[arg(long, value_enum, default_value_t = Side::Both)]
-    side: Side,
+    #[arg(long, value_enum, default_value_t = ReportingSide::Both)]
+    side: ReportingSide,
     /// Maximum requests per second that each data thread of a sidecar reports
     #[arg(
         long,
@@ -66,7 +66,7 @@ pub(crate) struct TapArgs {
 
 /// The sidecars that report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Side {
+enum ReportingSide {
     /// The client's and the server's
     Both,
     /// The client's
@@ -95,7 +95,7 @@ impl TapArgs {
     }
 
     async fn follow(&self) -> anyhow::Result<()> {
-        let mesh = Mesh::from_data(&self.data.path()?);
+        let mesh = MeshSocket::from_data(&self.data.path()?);
         let Some(service) = &self.service else {
             return open_page(&mesh).await;
         };
@@ -103,7 +103,7 @@ impl TapArgs {
         mesh.print_scope().await;
         let stop = stop::stop_signal()?;
         stop::end_when_blocked(|| {}, Some(self.duration))?;
-        let mut shown = Shown { output: self.output, left: self.count, dropped: 0 };
+        let mut shown = TapOutput { output: self.output, remaining: self.count, dropped: 0 };
         if self.output == TapFormat::Table {
             shown.print_line(&HEADER.map(str::to_owned).join("  "))?;
         }
@@ -128,7 +128,7 @@ impl TapArgs {
                 shown.dropped
             ));
         }
-        match is_over && shown.left != Some(0) {
+        match is_over && shown.remaining != Some(0) {
             true => bail!("the control plane has exited"),
             false => Ok(()),
         }
@@ -136,9 +136,9 @@ impl TapArgs {
 
     fn query_path(&self, service: &ServiceName) -> String {
         let side = match self.side {
-            Side::Both => "both",
-            Side::Client => "client",
-            Side::Server => "server",
+            ReportingSide::Both => "both",
+            ReportingSide::Client => "client",
+            ReportingSide::Server => "server",
         };
         let optional = [
             ("path", self.path.clone()),
@@ -158,7 +158,7 @@ impl TapArgs {
 }
 
 /// Fails if the service does not exist, instead of waiting for its requests forever.
-async fn require_service(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<()> {
+async fn require_service(mesh: &MeshSocket, service: &ServiceName) -> anyhow::Result<()> {
     let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
     let name = service.to_string();
     if services.iter().any(|found| found.name == name) {
@@ -172,7 +172,7 @@ async fn require_service(mesh: &Mesh, service: &ServiceName) -> anyhow::Result<(
 }
 
 /// Prints the URL for a browser.
-async fn open_page(mesh: &Mesh) -> anyhow::Result<()> {
+async fn open_page(mesh: &MeshSocket) -> anyhow::Result<()> {
     let status: Status = parse_response(mesh.query_json("/status").await?)?;
     match status.live {
         Some(live) => output::print_raw(&format!("{live}\n")),
@@ -181,14 +181,14 @@ async fn open_page(mesh: &Mesh) -> anyhow::Result<()> {
 }
 
 /// The output state.
-struct Shown {
+struct TapOutput {
     output: TapFormat,
     /// Requests left to print; unlimited if absent.
-    left: Option<u64>,
+    remaining: Option<u64>,
     dropped: u64,
 }
 
-impl Shown {
+impl TapOutput {
     /// Prints a line of the control plane; false once the count is reached.
     fn handle_line(&mut self, line: &str) -> anyhow::Result<bool> {
         let Ok(record) = serde_json::from_str::<Value>(line) else {
@@ -208,8 +208,8 @@ impl Shown {
             }
             TapFormat::Table => self.print_line(&format_request(&record))?,
         }
-        self.left = self.left.map(|left| left - 1);
-        Ok(self.left != Some(0))
+        self.remaining = self.remaining.map(|remaining| remaining - 1);
+        Ok(self.remaining != Some(0))
     }
 
     fn print_line(&self, line: &str) -> anyhow::Result<()> {
@@ -314,17 +314,17 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         tap: TapArgs,
     }
 
     fn parse_args(words: &[&str]) -> Result<TapArgs, clap::Error> {
-        Line::try_parse_from([&["tap"], words].concat()).map(|line| line.tap)
+        CommandLine::try_parse_from([&["tap"], words].concat()).map(|line| line.tap)
     }
 
     #[test]
-    fn filters_arrive_encoded() {
+    fn filters_are_encoded_in_the_query() {
         let tap =
             parse_args(&["stock.shop", "--path=/a b?", "--status=5xx", "--from=shop/web"]).unwrap();
         assert_eq!(
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_shows_what_happened_and_steers_no_terminal() {
+    fn rows_describe_the_request_and_are_escaped() {
         let record = serde_json::json!({
             "start_time": "2026-01-02T03:04:05.678901Z", "direction": "inbound", "method": "GET",
             "path": "/a\u{1b}[2J", "protocol": "http", "response_code": 503,
@@ -373,8 +373,8 @@ mod tests {
     }
 
     #[test]
-    fn counts_end_and_what_was_dropped_is_no_request() {
-        let mut shown = Shown { output: TapFormat::Json, left: Some(2), dropped: 0 };
+    fn counts_end_a_tap_and_drops_are_not_counted() {
+        let mut shown = TapOutput { output: TapFormat::Json, remaining: Some(2), dropped: 0 };
         assert!(shown.handle_line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
         assert!(shown.handle_line("{\"path\":\"/\"}").unwrap());
         assert!(!shown.handle_line("{\"path\":\"/\"}").unwrap());

@@ -12,7 +12,7 @@ use leno_model::WorkloadName;
 
 use crate::data_directory::DataArgs;
 use crate::duration::parse_positive;
-use crate::get::Mesh;
+use crate::get::MeshSocket;
 use crate::output;
 
 /// Arguments of `leno token`.
@@ -68,7 +68,7 @@ impl TokenArgs {
         if let Some(ttl) = self.ttl {
             path.push_str(&format!("&lifetime_ms={}", ttl.as_millis()));
         }
-        let answer = Mesh::from_data(&data).send_request("POST", &path).await?;
+        let answer = MeshSocket::from_data(&data).send_request("POST", &path).await?;
         JoinBundle::parse(&answer).context("the response of the control plane is not a token")
     }
 }

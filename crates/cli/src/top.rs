@@ -13,12 +13,12 @@ use leno_control::status::{Status, TrafficStatus};
 
 use crate::data_directory::DataArgs;
 use crate::duration::parse_positive;
-use crate::get::{Mesh, describe_scope};
-use crate::output::{self, Format};
+use crate::get::{MeshSocket, describe_scope};
+use crate::output::{self, OutputFormat};
 use crate::{log, reader, stop};
 
-use self::screen::{Look, Size, View};
-use self::terminal::{Key, Terminal};
+use self::screen::{ScreenContent, ScreenSize, ScreenStyle};
+use self::terminal::{LiveTerminal, PressedKey};
 
 /// Arguments of `leno top`.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ use self::terminal::{Key, Terminal};
 pub(crate) struct TopArgs {
     /// Sort order
     #[arg(long, value_enum, default_value_t)]
-    sort: Order,
+    sort: SortOrder,
     /// Print once and exit; implied if standard output is not a terminal
     #[arg(long)]
     once: bool,
@@ -37,12 +37,12 @@ pub(crate) struct TopArgs {
     data: DataArgs,
     /// Output format with --once; `json` and `yaml` imply --once
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: OutputFormat,
 }
 
 /// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Order {
+pub(crate) enum SortOrder {
     /// Highest request rate first
     #[default]
     Rate,
@@ -65,7 +65,7 @@ impl TopArgs {
     }
 
     async fn show(self) -> anyhow::Result<()> {
-        let mesh = Mesh::from_data(&self.data.path()?);
+        let mesh = MeshSocket::from_data(&self.data.path()?);
         let mut view = query_view(&mesh).await?;
         view.sort(self.sort);
         if let Some(form) = self.output.structured_format() {
@@ -83,16 +83,17 @@ impl TopArgs {
     }
 
     /// Runs the live table. All waiting happens here; `screen` decides the content.
-    async fn run_live(&self, mesh: &Mesh, mut view: View) -> anyhow::Result<()> {
+    async fn run_live(&self, mesh: &MeshSocket, mut view: ScreenContent) -> anyhow::Result<()> {
         let stop = stop::stop_signal()?;
         tokio::pin!(stop);
         let gone = reader::wait_until_gone();
         tokio::pin!(gone);
         let terminal =
-            Terminal::enter_live_mode().context("cannot use the terminal; try --once")?;
-        stop::end_when_blocked(Terminal::restore, None)?;
+            LiveTerminal::enter_live_mode().context("cannot use the terminal; try --once")?;
+        stop::end_when_blocked(LiveTerminal::restore, None)?;
         let mut keys = terminal.read_keys()?;
-        let look_of = |order| Look { order, colours: std::env::var_os("NO_COLOR").is_none() };
+        let look_of =
+            |order| ScreenStyle { order, colours: std::env::var_os("NO_COLOR").is_none() };
         let mut order = self.sort;
         let next = || async {
             tokio::time::sleep(self.interval).await;
@@ -101,17 +102,21 @@ impl TopArgs {
         let mut looking = Box::pin(next());
         loop {
             let (columns, rows) = terminal.size();
-            terminal.draw(&screen::render_screen(&view, Size { columns, rows }, look_of(order)))?;
+            terminal.draw(&screen::render_screen(
+                &view,
+                ScreenSize { columns, rows },
+                look_of(order),
+            ))?;
             tokio::select! {
                 () = &mut stop => return Ok(()),
                 () = &mut gone => return Ok(()),
                 key = keys.recv() => match key {
-                    Some(Key::Quit) | None => return Ok(()),
-                    Some(Key::Sort(chosen)) => {
+                    Some(PressedKey::Quit) | None => return Ok(()),
+                    Some(PressedKey::Sort(chosen)) => {
                         order = chosen;
                         view.sort(order);
                     }
-                    Some(Key::Other) => {}
+                    Some(PressedKey::Other) => {}
                 },
                 // A key press does not wait for an answer.
                 looked = &mut looking => {
@@ -121,7 +126,7 @@ impl TopArgs {
                             view.sort(order);
                         }
                         // The control plane may be restarting: the last view stays, marked as stale.
-                        Err(error) => view.trouble = Some(output::format_error(&error)),
+                        Err(error) => view.error = Some(output::format_error(&error)),
                     }
                     looking.set(next());
                 }
@@ -130,12 +135,12 @@ impl TopArgs {
     }
 }
 
-async fn query_view(mesh: &Mesh) -> anyhow::Result<View> {
+async fn query_view(mesh: &MeshSocket) -> anyhow::Result<ScreenContent> {
     let status: Status =
         serde_json::from_value(mesh.query_json("/status").await?).context(OTHER)?;
     let traffic: TrafficStatus =
         serde_json::from_value(mesh.query_json("/traffic").await?).context(OTHER)?;
-    Ok(View { status, traffic, trouble: None })
+    Ok(ScreenContent { status, traffic, error: None })
 }
 
 const OTHER: &str = "the response cannot be parsed: the mesh may run another version of leno";

@@ -4,13 +4,13 @@ mod application;
 mod child;
 mod console;
 pub(crate) mod descendants;
-mod fleet;
-pub(crate) mod groups;
 mod launcher;
 mod local_mesh;
+mod local_workloads;
 mod netns;
 mod placement;
 pub(crate) mod ports;
+pub(crate) mod process_groups;
 mod restart;
 mod sidecar;
 mod sockets;
@@ -24,7 +24,7 @@ use anyhow::Context as _;
 use clap::Args;
 use tokio::task::LocalSet;
 
-use crate::control::{FactsArgs, MeshArgs};
+use crate::control::{ManifestArgs, MeshArgs};
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
@@ -32,9 +32,9 @@ use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
 use crate::{limits, output, stop};
 
-pub(crate) use console::Output;
-pub(crate) use fleet::Standing;
-pub(crate) use local_mesh::{LocalMesh, Options};
+pub(crate) use console::OutputStream;
+pub(crate) use local_mesh::{LocalMesh, LocalMeshOptions};
+pub(crate) use local_workloads::WorkloadState;
 
 /// Arguments of `leno up`.
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ pub(crate) use local_mesh::{LocalMesh, Options};
 #[command(mut_arg("file", |file| file.required(false).required_unless_present("clean")))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
-    facts: FactsArgs,
+    facts: ManifestArgs,
     #[command(flatten)]
     mesh: MeshArgs,
     /// Address on which the control plane accepts sidecars; port 0 selects a free port
@@ -81,14 +81,14 @@ impl UpArgs {
             return self.remove_leftovers();
         }
         let open_files = limits::raise_open_files();
-        let options = Options {
+        let options = LocalMeshOptions {
             access_log: self.access_log.clone(),
             limits: self.limits.clone(),
             drain: self.drain_timeout,
             log_level,
             open_files,
             netns: self.netns.then(|| self.namespaces.clone()),
-            output: Output::Out,
+            output: OutputStream::Out,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -105,7 +105,7 @@ impl UpArgs {
             // A running mesh has no leftovers.
             if let Some(claim) = DataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                let ended = runtime.block_on(groups::end_leftovers(claim.path()));
+                let ended = runtime.block_on(process_groups::end_leftovers(claim.path()));
                 lines.extend(ended.iter().map(|it| format!("ended {}\n", output::escape_cell(it))));
             }
         }
@@ -118,7 +118,7 @@ impl UpArgs {
         removed.map(|_| ExitCode::SUCCESS)
     }
 
-    async fn serve(self, options: Options) -> anyhow::Result<()> {
+    async fn serve(self, options: LocalMeshOptions) -> anyhow::Result<()> {
         let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
         let mut hangups = stop::Hangups::new()?;
         descendants::adopt_orphans()?;

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_yaml_parses_to_the_same_value() {
         let value = json!({
             "kind": "A",
             "list": ["a", 1, {"b": "no", "c": [["x"], {}]}, []],

@@ -11,46 +11,46 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, HOST};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_discovery::{ChangeId, Operators};
+use leno_discovery::{ChangeId, OperatorSessions};
 use leno_identity::create_private_directory;
-use leno_listen::{SocketPath, Source};
+use leno_listen::{ConnectionSource, SocketPath};
 use leno_model::{Object, WorkloadName};
 use leno_outside::drive_exchange;
 use leno_registry::FieldLines;
-use leno_telemetry::{Form, Names};
+use leno_telemetry::{AliasNames, ExpositionFormat};
 use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
-use crate::answering::{
-    Answering, decode_percent, serve_all, text_response, typed_body, typed_response,
+use crate::data_directory::DataDirectory;
+use crate::explanation::ExplainRunner;
+use crate::history::PlotSubject;
+use crate::http_server::{
+    RequestHandler, decode_percent, serve_all, text_response, typed_body, typed_response,
 };
-use crate::history::Subject;
 use crate::invite::{Invitations, InviteError};
-use crate::owner::{Answer, Question};
-use crate::playground::Explaining;
+use crate::owner::{AdminQuery, AdminResponse};
+use crate::query_share::QueryShare;
 use crate::scrape_targets::Scraper;
-use crate::share::Share;
 use crate::sidecar_query;
-use crate::tap::Lines;
-use crate::writable::DataDirectory;
+use crate::tap::TapBody;
 
 /// The state that the admin socket needs to serve requests.
 #[derive(Debug)]
 pub(crate) struct Admin {
-    pub(crate) questions: Questions,
+    pub(crate) queries: AdminQueries,
     pub(crate) directory: Arc<DataDirectory>,
     pub(crate) invitations: Arc<Invitations>,
     pub(crate) reload: Arc<Notify>,
     /// Taps and queries to sidecars.
-    pub(crate) operators: Operators,
-    pub(crate) explaining: Explaining,
+    pub(crate) operators: OperatorSessions,
+    pub(crate) explaining: ExplainRunner,
     /// Queries of operators, one at a time.
-    pub(crate) share: Share,
+    pub(crate) share: QueryShare,
 }
 
 /// The channel to the mesh owner task, with a reply channel for each query.
-pub(crate) type Questions = mpsc::Sender<(Question, oneshot::Sender<Answer>)>;
+pub(crate) type AdminQueries = mpsc::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>;
 
 /// Queries a running control plane through its admin socket; returns the status code and the body.
 ///
@@ -217,15 +217,19 @@ async fn bind_again(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<Uni
 /// The interval between two checks of the admin socket.
 const SOCKET_LOOK_EVERY: Duration = Duration::from_secs(2);
 
-impl Answering for Admin {
-    type Body = Either<Full<Bytes>, Lines>;
+impl RequestHandler for Admin {
+    type Body = Either<Full<Bytes>, TapBody>;
 
     const SERVER: &'static str = "control.sock";
 
     /// A tap has no time limit: only the owner can open the socket.
     const LIFE_MAX: Option<Duration> = None;
 
-    async fn handle_request(&self, request: Request<Incoming>, _: Source) -> Response<Self::Body> {
+    async fn handle_request(
+        &self,
+        request: Request<Incoming>,
+        _: ConnectionSource,
+    ) -> Response<Self::Body> {
         answer_or_tap(self, request).await
     }
 }
@@ -234,11 +238,11 @@ impl Answering for Admin {
 async fn answer_or_tap(
     admin: &Admin,
     request: Request<Incoming>,
-) -> Response<Either<Full<Bytes>, Lines>> {
+) -> Response<Either<Full<Bytes>, TapBody>> {
     if (request.method(), request.uri().path()) != (&Method::GET, "/tap") {
         return handle_request(admin, request).await.map(Either::Left);
     }
-    match Lines::open(&admin.operators.taps, request.uri().query().unwrap_or_default()) {
+    match TapBody::open(&admin.operators.taps, request.uri().query().unwrap_or_default()) {
         Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
         Err((status, problem)) => text_response(status, format!("{problem}\n")).map(Either::Left),
     }
@@ -263,7 +267,7 @@ async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<F
             return explain_request(admin, query.unwrap_or_default()).await;
         }
         (&Method::GET | &Method::HEAD, path) => match parse_query(path, query) {
-            Some(Question::Metrics(..)) => match parse_metrics_query(&request) {
+            Some(AdminQuery::Metrics(..)) => match parse_metrics_query(&request) {
                 Ok(question) => question,
                 Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
             },
@@ -273,7 +277,7 @@ async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<F
         _ => return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
     };
     let _turn = admin.share.acquire_turn().await;
-    ask_owner(&admin.questions, question).await
+    ask_owner(&admin.queries, question).await
 }
 
 /// Returns a page of a sidecar, over the sidecar's open stream.
@@ -283,11 +287,11 @@ async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
         return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
     let turn = admin.share.acquire_turn().await;
-    let found = query_owner(&admin.questions, Question::Sidecar(workload.clone())).await;
+    let found = query_owner(&admin.queries, AdminQuery::Sidecar(workload.clone())).await;
     // The mesh owner is idle while the sidecar responds.
     drop(turn);
-    let Some(Answer::Sidecar(place)) = found else { return stopping_response() };
-    match sidecar_query::send_query(&admin.operators.queries, &workload, place, path).await {
+    let Some(AdminResponse::Sidecar(location)) = found else { return stopping_response() };
+    match sidecar_query::send_query(&admin.operators.queries, &workload, location, path).await {
         Ok(answer) => {
             // An interim or invalid status is not a final response.
             let status = StatusCode::from_u16(answer.status).ok();
@@ -301,7 +305,7 @@ async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
 
 /// Explains the rules for the request that a query describes, as text or JSON.
 async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
-    match admin.explaining.explain_query(query, query_objects(&admin.questions)).await {
+    match admin.explaining.explain_query(query, query_objects(&admin.queries)).await {
         Ok(explained) => {
             typed_response(StatusCode::OK, "application/json", format!("{:#}\n", json!(explained)))
         }
@@ -310,19 +314,27 @@ async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
 }
 
 /// Returns all objects in force, or `None` if the mesh owner is shutting down.
-pub(crate) async fn query_objects(questions: &Questions) -> Option<Vec<Object>> {
-    match query_owner(questions, Question::Objects).await {
-        Some(Answer::Objects(objects)) => Some(objects),
-        Some(Answer::Json(_) | Answer::Metrics(..) | Answer::Points(_) | Answer::Sidecar(_))
+pub(crate) async fn query_objects(queries: &AdminQueries) -> Option<Vec<Object>> {
+    match query_owner(queries, AdminQuery::Objects).await {
+        Some(AdminResponse::Objects(objects)) => Some(objects),
+        Some(
+            AdminResponse::Json(_)
+            | AdminResponse::Metrics(..)
+            | AdminResponse::Points(_)
+            | AdminResponse::Sidecar(_),
+        )
         | None => None,
     }
 }
 
 /// Returns the mesh owner's response.
-pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Response<Full<Bytes>> {
-    let has_lines = matches!(question, Question::Rejected);
-    match query_owner(questions, question).await {
-        Some(Answer::Json(mut value)) => {
+pub(crate) async fn ask_owner(
+    queries: &AdminQueries,
+    question: AdminQuery,
+) -> Response<Full<Bytes>> {
+    let has_lines = matches!(question, AdminQuery::Rejected);
+    match query_owner(queries, question).await {
+        Some(AdminResponse::Json(mut value)) => {
             if has_lines {
                 // Reads files, so it runs outside the mesh owner.
                 value = tokio::task::spawn_blocking(|| with_field_lines(value))
@@ -331,13 +343,12 @@ pub(crate) async fn ask_owner(questions: &Questions, question: Question) -> Resp
             }
             typed_response(StatusCode::OK, "application/json", format!("{value:#}\n"))
         }
-        Some(Answer::Metrics(form, page)) => {
+        Some(AdminResponse::Metrics(form, page)) => {
             typed_response(StatusCode::OK, form.content_type(), page)
         }
         // No path queries objects.
-        Some(Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_)) | None => {
-            stopping_response()
-        }
+        Some(AdminResponse::Objects(_) | AdminResponse::Points(_) | AdminResponse::Sidecar(_))
+        | None => stopping_response(),
     }
 }
 
@@ -362,55 +373,58 @@ fn with_field_lines(mut diagnostics: Value) -> Value {
 }
 
 /// Returns the mesh owner's response, or `None` if the owner is shutting down.
-pub(crate) async fn query_owner(questions: &Questions, question: Question) -> Option<Answer> {
+pub(crate) async fn query_owner(
+    queries: &AdminQueries,
+    question: AdminQuery,
+) -> Option<AdminResponse> {
     let (sender, answer) = oneshot::channel();
-    questions.send((question, sender)).await.ok()?;
+    queries.send((question, sender)).await.ok()?;
     answer.await.ok()
 }
 
 /// The metrics query of a request. Alias names exist only in text format 0.0.4.
-pub(crate) fn parse_metrics_query(request: &Request<Incoming>) -> Result<Question, String> {
-    let names = Names::from_query(request.uri().query().unwrap_or_default())?;
+pub(crate) fn parse_metrics_query(request: &Request<Incoming>) -> Result<AdminQuery, String> {
+    let names = AliasNames::from_query(request.uri().query().unwrap_or_default())?;
     let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let form = match names {
-        Some(_) => Form::Prometheus,
-        None => Form::from_accept(accept.unwrap_or_default()),
+        Some(_) => ExpositionFormat::Prometheus,
+        None => ExpositionFormat::from_accept(accept.unwrap_or_default()),
     };
-    Ok(Question::Metrics(form, names))
+    Ok(AdminQuery::Metrics(form, names))
 }
 
 /// Parses a path and query.
-pub(crate) fn parse_query(path: &str, query: Option<&str>) -> Option<Question> {
+pub(crate) fn parse_query(path: &str, query: Option<&str>) -> Option<AdminQuery> {
     Some(match path {
         "/change" => {
             let id = query.and_then(|query| query.strip_prefix("id="))?;
-            Question::Change(ChangeId(id.parse().ok()?))
+            AdminQuery::Change(ChangeId(id.parse().ok()?))
         }
-        "/changes" => Question::Changes,
-        "/certificates" => Question::Certificates,
-        "/history" => Question::History(parse_subject(query?)?),
-        "/metrics" => Question::Metrics(Form::Prometheus, None),
-        "/policies" => Question::Policies,
-        "/proxies" => Question::Proxies,
-        "/prometheus/targets" => Question::ScrapeTargets(Scraper::Local),
-        "/rejected" => Question::Rejected,
-        "/rejected-joins" => Question::RejectedJoins,
-        "/routes" => Question::Routes,
-        "/services" => Question::Services,
-        "/status" => Question::Status,
-        "/traffic" => Question::Traffic,
-        "/workloads" => Question::Workloads,
+        "/changes" => AdminQuery::Changes,
+        "/certificates" => AdminQuery::Certificates,
+        "/history" => AdminQuery::History(parse_subject(query?)?),
+        "/metrics" => AdminQuery::Metrics(ExpositionFormat::Prometheus, None),
+        "/policies" => AdminQuery::Policies,
+        "/proxies" => AdminQuery::Proxies,
+        "/prometheus/targets" => AdminQuery::ScrapeTargets(Scraper::Local),
+        "/rejected" => AdminQuery::Rejected,
+        "/rejected-joins" => AdminQuery::RejectedJoins,
+        "/routes" => AdminQuery::Routes,
+        "/services" => AdminQuery::Services,
+        "/status" => AdminQuery::Status,
+        "/traffic" => AdminQuery::Traffic,
+        "/workloads" => AdminQuery::Workloads,
         _ => return None,
     })
 }
 
 /// Parses the subject of `/history`: `service=NAMESPACE/NAME` or `route=NAMESPACE/NAME`.
-fn parse_subject(query: &str) -> Option<Subject> {
+fn parse_subject(query: &str) -> Option<PlotSubject> {
     let (kind, name) = query.split_once('=')?;
     let name = decode_percent(name)?;
     match kind {
-        "service" => Some(Subject::Service(name.parse().ok()?)),
-        "route" => Some(Subject::Route(name.parse().ok()?)),
+        "service" => Some(PlotSubject::Service(name.parse().ok()?)),
+        "route" => Some(PlotSubject::Route(name.parse().ok()?)),
         _ => None,
     }
 }

@@ -11,12 +11,12 @@ use tokio::net::TcpStream;
 
 /// Both ends of the connection over which a sidecar reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct ConnectionAddresses {
     sidecar: IpAddr,
     control: IpAddr,
 }
 
-impl Ends {
+impl ConnectionAddresses {
     pub(crate) fn from_stream(stream: &TcpStream) -> io::Result<Self> {
         let (sidecar, control) = (stream.peer_addr()?.ip(), stream.local_addr()?.ip());
         Ok(Self { sidecar: sidecar.to_canonical(), control: control.to_canonical() })
@@ -46,14 +46,14 @@ mod tests {
 
     #[test]
     fn a_sidecar_has_its_page_at_its_own_address() {
-        let ends = |sidecar: &str, control: &str| Ends {
+        let connection_addresses = |sidecar: &str, control: &str| ConnectionAddresses {
             sidecar: sidecar.parse().unwrap(),
             control: control.parse().unwrap(),
         };
-        let here = ends("127.0.0.1", "127.0.0.1");
-        let same_machine = ends("192.0.2.1", "192.0.2.1");
-        let other_replicas = ends("192.0.2.7", "192.0.2.1");
-        for (ends, page, expected) in [
+        let here = connection_addresses("127.0.0.1", "127.0.0.1");
+        let same_machine = connection_addresses("192.0.2.1", "192.0.2.1");
+        let other_replicas = connection_addresses("192.0.2.7", "192.0.2.1");
+        for (connection_addresses, page, expected) in [
             (here, "127.0.0.1:9", true),
             (here, "[::1]:9", true),
             (here, "10.0.0.1:80", false),
@@ -69,9 +69,9 @@ mod tests {
             (other_replicas, "192.0.2.8:9", false),
         ] {
             assert_eq!(
-                ends.is_own_address(page.parse().unwrap(), None),
+                connection_addresses.is_own_address(page.parse().unwrap(), None),
                 expected,
-                "{ends:?} {page}"
+                "{connection_addresses:?} {page}"
             );
         }
     }

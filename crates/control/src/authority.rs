@@ -19,16 +19,16 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::config::Config;
-use crate::writable::DataDirectory;
+use crate::data_directory::DataDirectory;
 
 /// The current authority; read for every signature and every set of roots.
-pub(crate) type Current = watch::Receiver<Arc<Authority>>;
+pub(crate) type AuthorityReceiver = watch::Receiver<Arc<Authority>>;
 
 /// Follows the files of the authority and of revocations.
 pub(crate) fn follow_files(
     config: &Config,
     authority: watch::Sender<Arc<Authority>>,
-    revoked: watch::Sender<Revoked>,
+    revoked: watch::Sender<RevokedWorkloads>,
     directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
     let (source, pins) = (config.authority_source(), config.intermediates_file());
@@ -195,7 +195,7 @@ fn is_absent(path: &Path) -> bool {
 
 /// Polls for workloads revoked by `leno revoke`, until no receiver is left. An unreadable file changes nothing,
 /// and a removed file is written again.
-async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<Revoked>) {
+async fn keep_revoked(mut file: FollowedFile, revoked: watch::Sender<RevokedWorkloads>) {
     let mut failed = false;
     loop {
         let (mut followed, known) = (file.clone(), revoked.borrow().clone());
@@ -246,7 +246,7 @@ impl FollowedFile {
     /// Reads the revoked workloads. A missing file does not undo revocations, and neither does the file of a
     /// recreated directory: the operator undoes a revocation with `leno revoke --undo`, which leaves an empty
     /// file in the same directory.
-    fn read(&mut self, known: &Revoked) -> io::Result<Revoked> {
+    fn read(&mut self, known: &RevokedWorkloads) -> io::Result<RevokedWorkloads> {
         for _ in 0..READS_MAX {
             let directory = self.directory.reopen_at(self.file.directory());
             let read = self.read_in(&directory, known)?;
@@ -260,7 +260,11 @@ impl FollowedFile {
     }
 
     /// The same, once `directory` is at the path.
-    fn read_in(&self, directory: &OpenedDirectory, known: &Revoked) -> io::Result<Revoked> {
+    fn read_in(
+        &self,
+        directory: &OpenedDirectory,
+        known: &RevokedWorkloads,
+    ) -> io::Result<RevokedWorkloads> {
         let is_other = self.directory.differs_from(directory);
         let found = self.file.read_existing()?;
         let is_removed = found.is_none();
@@ -280,7 +284,7 @@ impl FollowedFile {
 }
 
 /// The workloads that were revoked with `leno revoke`.
-pub(crate) type Revoked = BTreeSet<RevokedWorkload>;
+pub(crate) type RevokedWorkloads = BTreeSet<RevokedWorkload>;
 
 /// Maximum attempts to read a file while its directory is replaced repeatedly.
 const READS_MAX: usize = 8;
@@ -303,12 +307,12 @@ mod tests {
         let data = above.path().join("data");
         let file = RevocationFile::in_directory(&data);
         let mut followed = FollowedFile::from_file(file.clone());
-        assert!(followed.read(&Revoked::new()).unwrap().is_empty());
+        assert!(followed.read(&RevokedWorkloads::new()).unwrap().is_empty());
         assert!(!data.exists());
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         let stolen = workload("shop/web-1");
         file.add_workload(stolen.clone()).unwrap();
-        let known = followed.read(&Revoked::new()).unwrap();
+        let known = followed.read(&RevokedWorkloads::new()).unwrap();
         assert_eq!(known, [stolen.clone()].into());
         fs::remove_dir_all(&data).unwrap();
         assert_eq!(followed.read(&known).unwrap(), known);
@@ -320,7 +324,7 @@ mod tests {
         fs::remove_file(&data).unwrap();
         // `leno revoke` writes before this process does.
         file.add_workload(workload("shop/web-2")).unwrap();
-        let both: Revoked = [stolen.clone(), workload("shop/web-2")].into();
+        let both: RevokedWorkloads = [stolen.clone(), workload("shop/web-2")].into();
         assert_eq!(followed.read(&known).unwrap(), both);
         assert_eq!(file.read().unwrap(), both);
         file.remove(&stolen).unwrap();
@@ -337,7 +341,7 @@ mod tests {
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         file.add_workload(workload("shop/web-1")).unwrap();
         let mut followed = FollowedFile::from_file(file.clone());
-        let known = followed.read(&Revoked::new()).unwrap();
+        let known = followed.read(&RevokedWorkloads::new()).unwrap();
         let is_over = AtomicBool::new(false);
         let kept = std::thread::scope(|scope| {
             scope.spawn(|| {

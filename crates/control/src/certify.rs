@@ -1,7 +1,7 @@
-//! Certificate signing, after verification of the applicant's identity.
+//! Certificate signing, after verification of the client's identity.
 
 mod claim;
-mod fair;
+mod fair_queue;
 mod reviews;
 mod suspects;
 
@@ -11,26 +11,28 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{CertificateAnswer, ConnectionId, IssuedBytes, Joining, NotIssued};
-use leno_identity::{
-    AuthorityError, CertificateRequest, Issued, Registrations, RequestError, Subject, TokenError,
-    Tokens,
+use leno_discovery::{
+    CertificateReply, ConnectionId, IssuanceFailure, IssuedCertificate, PendingJoin,
 };
-use leno_listen::Source;
+use leno_identity::{
+    AuthorityError, CertificateBundle, CertificateRequest, CertificateSubject, Registrations,
+    RequestError, TokenError, Tokens,
+};
+use leno_listen::ConnectionSource;
 use leno_model::{Instance, ServiceAccount, SpiffeId, Uid, Workload, WorkloadName};
 use leno_telemetry::LogLimit;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
-use crate::authority::Current;
+use crate::authority::AuthorityReceiver;
 use crate::rejected_joins::RejectedJoins;
 use crate::review::{ReviewError, Reviewer};
 use claim::renewed_instance;
-use fair::FairQueue;
-use reviews::Reviews;
+use fair_queue::FairQueue;
+use reviews::TokenReviews;
 
-pub(crate) use claim::{ClaimError, Held, verify_claim};
-pub(crate) use reviews::{NoReview, Reviewed};
+pub(crate) use claim::{ClaimError, PreviousCertificate, verify_claim};
+pub(crate) use reviews::{ReviewNotStarted, ReviewResult};
 
 /// The authority's directory in the data directory.
 pub(crate) const AUTHORITY_DIRECTORY: &str = "authority";
@@ -43,7 +45,7 @@ const REGISTRATIONS_DIRECTORY: &str = "registrations";
 
 /// The proofs by which a workload gets its first certificate.
 #[derive(Debug)]
-pub(crate) struct Proofs {
+pub(crate) struct JoinCredentials {
     /// Unused one-time tokens.
     pub(crate) tokens: Arc<Tokens>,
     /// The newest token use of each workload.
@@ -54,13 +56,13 @@ pub(crate) struct Proofs {
 #[derive(Debug)]
 pub(crate) struct Certifier {
     signer: Arc<Signer>,
-    jobs: JoinSet<Outcome>,
+    jobs: JoinSet<SigningOutcome>,
     /// Joins in progress with tokens of this mesh, and those in the queue.
-    joins: JoinSet<Outcome>,
-    waiting: FairQueue<(Joining, Option<Target>)>,
-    reviews: Reviews,
+    joins: JoinSet<SigningOutcome>,
+    waiting: FairQueue<(PendingJoin, Option<CertificateHolder>)>,
+    reviews: TokenReviews,
     /// The last certificate of each known workload.
-    known: BTreeMap<WorkloadName, Signed>,
+    known: BTreeMap<WorkloadName, SignedCertificate>,
     /// The newest registration of each workload that joined with a token, as far as it was read.
     registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
@@ -70,7 +72,7 @@ pub(crate) struct Certifier {
 
 /// A signed certificate, issued here or presented by a proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Signed {
+pub(crate) struct SignedCertificate {
     pub(crate) workload: WorkloadName,
     pub(crate) id: SpiffeId,
     pub(crate) instance: Option<Instance>,
@@ -82,7 +84,7 @@ pub(crate) struct Signed {
 
 /// The reason for a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Occasion {
+pub(crate) enum SigningReason {
     /// A client presented a token.
     Join,
     /// The proxy on this connection requested a renewal.
@@ -91,22 +93,22 @@ pub(crate) enum Occasion {
 
 /// A completed action of the certifier.
 #[derive(Debug)]
-pub(crate) enum Done {
+pub(crate) enum CertifierEvent {
     /// A certificate was signed.
-    Signed(Signed, Occasion),
+    Signed(SignedCertificate, SigningReason),
     /// A token was reviewed.
-    Reviewed(Reviewed),
+    Reviewed(ReviewResult),
 }
 
 /// The workload of a certificate, as the mesh knows it now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct CertificateHolder {
     pub(crate) name: WorkloadName,
     pub(crate) account: ServiceAccount,
     pub(crate) uid: Option<Uid>,
 }
 
-impl Target {
+impl CertificateHolder {
     pub(crate) fn from_workload(workload: &Workload) -> Self {
         Self {
             name: workload.name.clone(),
@@ -118,28 +120,32 @@ impl Target {
 
 /// The outcome of a request.
 #[derive(Debug)]
-enum Outcome {
-    Signed(Signed, Occasion),
+enum SigningOutcome {
+    Signed(SignedCertificate, SigningReason),
     /// Signed, but the client had disconnected.
-    Unheard,
+    Undelivered,
     Refused,
 }
 
 #[derive(Debug)]
 struct Signer {
-    authority: Current,
-    proofs: Arc<Proofs>,
+    authority: AuthorityReceiver,
+    proofs: Arc<JoinCredentials>,
     lifetime: Duration,
 }
 
 impl Certifier {
-    pub(crate) fn new(authority: Current, proofs: Arc<Proofs>, lifetime: Duration) -> Self {
+    pub(crate) fn new(
+        authority: AuthorityReceiver,
+        proofs: Arc<JoinCredentials>,
+        lifetime: Duration,
+    ) -> Self {
         Self {
             signer: Arc::new(Signer { authority, proofs, lifetime }),
             jobs: JoinSet::new(),
             joins: JoinSet::new(),
             waiting: FairQueue::new(),
-            reviews: Reviews::new(),
+            reviews: TokenReviews::new(),
             known: BTreeMap::new(),
             registrations: BTreeMap::new(),
             rejected_joins: Arc::default(),
@@ -165,21 +171,30 @@ impl Certifier {
     }
 
     /// Permits the review of a token, unless it was just rejected.
-    pub(crate) fn permit_review(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
+    pub(crate) fn permit_review(
+        &self,
+        joining: &PendingJoin,
+        now: Instant,
+    ) -> Result<(), ReviewNotStarted> {
         self.reviews.permit_review(joining, now)
     }
 
     /// Starts the review of a token that was not made here.
-    pub(crate) fn start_review(&mut self, joining: Joining, now: Instant) {
+    pub(crate) fn start_review(&mut self, joining: PendingJoin, now: Instant) {
         if let Some((joining, reason)) = self.reviews.start(joining, now) {
             self.reject_request(joining.answer, reason.into());
         }
     }
 
     /// Signs the first certificate of a workload after the review of its token.
-    pub(crate) fn issue_first(&mut self, joining: Joining, target: Target, now: SystemTime) {
-        let Joining { csr, answer, .. } = joining;
-        self.spawn_signing(answer, Occasion::Join, move |signer| {
+    pub(crate) fn issue_first(
+        &mut self,
+        joining: PendingJoin,
+        target: CertificateHolder,
+        now: SystemTime,
+    ) {
+        let PendingJoin { csr, answer, .. } = joining;
+        self.spawn_signing(answer, SigningReason::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance = signer.current_instance(&target)?;
             signer.sign(&request, &target, instance, now)
@@ -187,8 +202,13 @@ impl Certifier {
     }
 
     /// Signs the first certificate in exchange for a one-time token, when its source's turn in the queue comes.
-    pub(crate) fn join(&mut self, joining: Joining, target: Option<Target>, now: SystemTime) {
-        let source = Source::from(joining.source);
+    pub(crate) fn join(
+        &mut self,
+        joining: PendingJoin,
+        target: Option<CertificateHolder>,
+        now: SystemTime,
+    ) {
+        let source = ConnectionSource::from(joining.source);
         if let Some((rejected, _)) = self.waiting.push(source, (joining, target)) {
             self.reject_request(rejected.answer, CertifyError::Busy);
         }
@@ -199,7 +219,7 @@ impl Certifier {
         while self.joins.len() < JOINS_MAX
             && let Some((_, (joining, target))) = self.waiting.pop(|_| true)
         {
-            let Joining { token, workload, csr, answer, .. } = joining;
+            let PendingJoin { token, workload, csr, answer, .. } = joining;
             if answer.is_closed() {
                 continue;
             }
@@ -220,7 +240,8 @@ impl Certifier {
                 }
                 joined
             };
-            let work = sign_and_respond(Arc::clone(&self.signer), answer, Occasion::Join, sign);
+            let work =
+                sign_and_respond(Arc::clone(&self.signer), answer, SigningReason::Join, sign);
             self.joins.spawn_blocking(work);
         }
     }
@@ -230,13 +251,13 @@ impl Certifier {
         &mut self,
         connection: ConnectionId,
         workload: &Workload,
-        held: Held,
+        held: PreviousCertificate,
         csr: Vec<u8>,
-        answer: CertificateAnswer,
+        answer: CertificateReply,
         now: SystemTime,
     ) {
-        let target = Target::from_workload(workload);
-        self.spawn_signing(answer, Occasion::Renewal(connection), move |signer| {
+        let target = CertificateHolder::from_workload(workload);
+        self.spawn_signing(answer, SigningReason::Renewal(connection), move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance =
                 renewed_instance(&target.name, &held, &signer.current_instance(&target)?)?;
@@ -245,13 +266,13 @@ impl Certifier {
     }
 
     /// Rejects a request.
-    pub(crate) fn reject_request(&mut self, answer: CertificateAnswer, error: CertifyError) {
+    pub(crate) fn reject_request(&mut self, answer: CertificateReply, error: CertifyError) {
         self.rejected += 1;
         send_rejection(answer, &error);
     }
 
     /// Rejects a join and records the reason for operators. `exists`: the mesh has its workload.
-    pub(crate) fn reject_join(&mut self, joining: Joining, exists: bool, error: CertifyError) {
+    pub(crate) fn reject_join(&mut self, joining: PendingJoin, exists: bool, error: CertifyError) {
         let reason = error.to_string();
         self.rejected_joins.record_rejection(&joining.workload, exists, &reason, Instant::now());
         self.reject_request(joining.answer, error);
@@ -263,35 +284,38 @@ impl Certifier {
     }
 
     /// Waits for the next completed action; pends forever if no work is in progress. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> Done {
+    pub(crate) async fn next(&mut self) -> CertifierEvent {
         loop {
             tokio::select! {
                 Some(done) = self.jobs.join_next() => {
                     if let Some((signed, occasion)) = self.record_outcome(done) {
-                        return Done::Signed(signed, occasion);
+                        return CertifierEvent::Signed(signed, occasion);
                     }
                 }
                 Some(done) = self.joins.join_next() => {
                     self.join_next(SystemTime::now());
                     if let Some((signed, occasion)) = self.record_outcome(done) {
-                        return Done::Signed(signed, occasion);
+                        return CertifierEvent::Signed(signed, occasion);
                     }
                 }
-                Some(reviewed) = self.reviews.next() => return Done::Reviewed(reviewed),
+                Some(reviewed) = self.reviews.next() => return CertifierEvent::Reviewed(reviewed),
                 else => return std::future::pending().await,
             }
         }
     }
 
-    fn record_outcome(&mut self, done: Result<Outcome, JoinError>) -> Option<(Signed, Occasion)> {
+    fn record_outcome(
+        &mut self,
+        done: Result<SigningOutcome, JoinError>,
+    ) -> Option<(SignedCertificate, SigningReason)> {
         match done {
-            Ok(Outcome::Signed(signed, occasion)) => {
+            Ok(SigningOutcome::Signed(signed, occasion)) => {
                 self.issued += 1;
                 self.record_certificate(signed.clone());
                 return Some((signed, occasion));
             }
-            Ok(Outcome::Unheard) => self.issued += 1,
-            Ok(Outcome::Refused) => self.rejected += 1,
+            Ok(SigningOutcome::Undelivered) => self.issued += 1,
+            Ok(SigningOutcome::Refused) => self.rejected += 1,
             Err(error) => {
                 self.rejected += 1;
                 tracing::error!(%error, "certificate signing did not complete");
@@ -301,7 +325,7 @@ impl Certifier {
     }
 
     /// Records the certificate that a workload holds.
-    pub(crate) fn record_certificate(&mut self, signed: Signed) {
+    pub(crate) fn record_certificate(&mut self, signed: SignedCertificate) {
         if let Some(Instance::Registration(number)) = signed.instance {
             let newest = self.registrations.entry(signed.workload.clone()).or_default();
             *newest = number.max(*newest);
@@ -347,15 +371,17 @@ impl Certifier {
         self.jobs.len() + self.joins.len()
     }
 
-    pub(crate) fn known_certificates(&self) -> impl Iterator<Item = &Signed> {
+    pub(crate) fn known_certificates(&self) -> impl Iterator<Item = &SignedCertificate> {
         self.known.values()
     }
 
     fn spawn_signing(
         &mut self,
-        answer: CertificateAnswer,
-        occasion: Occasion,
-        sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
+        answer: CertificateReply,
+        occasion: SigningReason,
+        sign: impl FnOnce(&Signer) -> Result<(CertificateBundle, SignedCertificate), CertifyError>
+        + Send
+        + 'static,
     ) {
         if self.jobs.len() >= JOBS_MAX {
             self.reject_request(answer, CertifyError::Busy);
@@ -369,18 +395,20 @@ impl Certifier {
 /// Performs a signature and sends the response.
 fn sign_and_respond(
     signer: Arc<Signer>,
-    answer: CertificateAnswer,
-    occasion: Occasion,
-    sign: impl FnOnce(&Signer) -> Result<(Issued, Signed), CertifyError> + Send + 'static,
-) -> impl FnOnce() -> Outcome + Send + 'static {
+    answer: CertificateReply,
+    occasion: SigningReason,
+    sign: impl FnOnce(&Signer) -> Result<(CertificateBundle, SignedCertificate), CertifyError>
+    + Send
+    + 'static,
+) -> impl FnOnce() -> SigningOutcome + Send + 'static {
     move || match sign(&signer) {
         Ok((issued, signed)) => {
             let sent = answer.send(Ok(issued_bytes(&issued)));
-            sent.map_or(Outcome::Unheard, |()| Outcome::Signed(signed, occasion))
+            sent.map_or(SigningOutcome::Undelivered, |()| SigningOutcome::Signed(signed, occasion))
         }
         Err(error) => {
             send_rejection(answer, &error);
-            Outcome::Refused
+            SigningOutcome::Refused
         }
     }
 }
@@ -391,9 +419,9 @@ impl Signer {
         token: &str,
         csr: &[u8],
         workload: WorkloadName,
-        target: Option<Target>,
+        target: Option<CertificateHolder>,
         now: SystemTime,
-    ) -> Result<(Issued, Signed), CertifyError> {
+    ) -> Result<(CertificateBundle, SignedCertificate), CertifyError> {
         // The request is parsed first: a token redeemed for an invalid request would be lost.
         let request = CertificateRequest::from_der(csr)?;
         // The token stays valid until the workload exists.
@@ -410,7 +438,7 @@ impl Signer {
     }
 
     /// Returns the current instance of the workload.
-    fn current_instance(&self, target: &Target) -> Result<Instance, CertifyError> {
+    fn current_instance(&self, target: &CertificateHolder) -> Result<Instance, CertifyError> {
         let Some(uid) = &target.uid else {
             let newest = self.proofs.registrations.latest_number(&target.name);
             return newest.map(Instance::Registration).map_err(CertifyError::Registration);
@@ -421,16 +449,17 @@ impl Signer {
     fn sign(
         &self,
         request: &CertificateRequest,
-        target: &Target,
+        target: &CertificateHolder,
         instance: Instance,
         now: SystemTime,
-    ) -> Result<(Issued, Signed), CertifyError> {
+    ) -> Result<(CertificateBundle, SignedCertificate), CertifyError> {
         let authority = Arc::clone(&self.authority.borrow());
         let account = target.account.clone();
         let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
-        let subject = Subject { id: &id, workload: Some(&target.name), instance: Some(&instance) };
+        let subject =
+            CertificateSubject { id: &id, workload: Some(&target.name), instance: Some(&instance) };
         let issued = authority.sign(request, subject, self.lifetime, now)?;
-        let signed = Signed {
+        let signed = SignedCertificate {
             workload: target.name.clone(),
             id,
             instance: Some(instance),
@@ -464,7 +493,7 @@ pub(crate) enum CertifyError {
     Review(#[from] ReviewError),
     /// The token is not reviewed now.
     #[error(transparent)]
-    NoReview(#[from] NoReview),
+    NoReview(#[from] ReviewNotStarted),
     /// The certificate cannot be renewed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -494,7 +523,7 @@ pub(crate) enum CertifyError {
 impl CertifyError {
     /// Returns the reason for the client. It omits errors of our own disk, and a client without a certificate
     /// cannot find out by guessing which workloads exist or which workload a token is for.
-    fn client_reason(&self) -> NotIssued {
+    fn client_reason(&self) -> IssuanceFailure {
         let reason = match self {
             Self::Token(TokenError::Io(_))
             | Self::Registration(_)
@@ -505,7 +534,7 @@ impl CertifyError {
                 "the control plane cannot sign certificates at the moment".to_owned()
             }
             Self::Token(_) | Self::NotAWorkload(_) => {
-                return NotIssued { reason: NOT_WELCOME.to_owned(), is_final: true };
+                return IssuanceFailure { reason: NOT_WELCOME.to_owned(), is_final: true };
             }
             other => other.to_string(),
         };
@@ -517,7 +546,7 @@ impl CertifyError {
 static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
 /// Rejects a request and logs the full reason.
-fn send_rejection(answer: CertificateAnswer, error: &CertifyError) {
+fn send_rejection(answer: CertificateReply, error: &CertifyError) {
     // Any source could fill the log with these.
     if matches!(
         error,
@@ -547,16 +576,16 @@ fn send_rejection(answer: CertificateAnswer, error: &CertifyError) {
 }
 
 /// Opens the directories of tokens and of registrations; expired registrations are removed.
-pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<Proofs> {
+pub(crate) fn open_proofs(data: &Path, now: SystemTime) -> io::Result<JoinCredentials> {
     let tokens = Arc::new(Tokens::open(&data.join(TOKENS_DIRECTORY))?);
     tokens.remove_expired(now)?;
     let registrations = Registrations::open(&data.join(REGISTRATIONS_DIRECTORY))?;
     registrations.remove_expired(now)?;
-    Ok(Proofs { tokens, registrations })
+    Ok(JoinCredentials { tokens, registrations })
 }
 
-fn issued_bytes(issued: &Issued) -> IssuedBytes {
-    IssuedBytes {
+fn issued_bytes(issued: &CertificateBundle) -> IssuedCertificate {
+    IssuedCertificate {
         chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
         roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
     }

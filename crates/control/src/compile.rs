@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use leno_discovery::Doubt;
+use leno_discovery::UnknownEndpoints;
 use leno_model::{AddressEntry, DnsRecord, ServiceName, Snapshot, Workload};
 
 use self::enforcement::is_balanced;
@@ -26,12 +26,14 @@ pub(crate) use self::address::address_entries;
 pub(crate) use self::boundary::{missing_groups, policy_problems};
 pub(crate) use self::dns_record::dns_record;
 pub(crate) use self::enforcement::{Barrier, barred_workloads, left_out};
-pub(crate) use self::service::{Viewer, Views, compile_service, is_opaque, target_port};
+pub(crate) use self::service::{
+    ClientClass, ServiceConfigCache, compile_service, is_opaque, target_port,
+};
 pub(crate) use self::split::{overriding_objects, tcp_conflict};
 
 /// The configuration of one workload's sidecar, before it is numbered and sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct World {
+pub(crate) struct CompiledConfig {
     pub(crate) snapshot: Arc<Snapshot>,
     /// Missing services that are subscribed to or named by a rule.
     pub(crate) absent: BTreeSet<ServiceName>,
@@ -56,9 +58,9 @@ pub(crate) fn compile_config(
     mesh: &Mesh,
     workload: &Workload,
     wanted: &BTreeSet<ServiceName>,
-    views: &mut Views,
-) -> World {
-    let viewer = Viewer::for_client(mesh, workload);
+    views: &mut ServiceConfigCache,
+) -> CompiledConfig {
+    let client_class = ClientClass::for_client(mesh, workload);
     let plan = Arc::new(compile_proxy_config(mesh, workload));
     let mut services = BTreeMap::new();
     let mut absent = BTreeSet::new();
@@ -70,7 +72,7 @@ pub(crate) fn compile_config(
         if services.contains_key(&name) || absent.contains(&name) {
             continue;
         }
-        match views.service_config(mesh, &viewer, &name) {
+        match views.service_config(mesh, &client_class, &name) {
             Some(view) => {
                 open.extend(backend_services(&view).cloned());
                 services.insert(name, view);
@@ -81,7 +83,10 @@ pub(crate) fn compile_config(
         }
     }
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
-    World { snapshot: Arc::new(Snapshot { plan, services, addresses, names }), absent }
+    CompiledConfig {
+        snapshot: Arc::new(Snapshot { config: plan, services, addresses, names }),
+        absent,
+    }
 }
 
 /// Compiles a slice of the views that a workload's configuration lacks. Returns true once all of them exist.
@@ -90,28 +95,28 @@ pub(crate) fn prepare_services(
     workload: &Workload,
     services: &BTreeSet<ServiceName>,
     addresses: &BTreeSet<IpAddr>,
-    views: &mut Views,
+    views: &mut ServiceConfigCache,
 ) -> bool {
-    let viewer = Viewer::for_client(mesh, workload);
+    let client_class = ClientClass::for_client(mesh, workload);
     let end = views.compiled_count().saturating_add(SLICE_VIEWS);
     let mut seen = BTreeSet::new();
     let mut open: Vec<ServiceName> = used_services(workload, services).into_iter().collect();
     for address in addresses {
         let Some(service) = mesh.service_at(*address) else { continue };
         if !is_balanced(mesh, &service.name) {
-            views.service_config(mesh, &Viewer::Anybody, &service.name);
+            views.service_config(mesh, &ClientClass::AllClients, &service.name);
         }
         open.push(service.name.clone());
         if views.compiled_count() >= end {
             return false;
         }
     }
-    // Terminates like the loop in `world`.
+    // Terminates like the loop in `compile_config`.
     while let Some(name) = open.pop() {
         if seen.contains(&name) {
             continue;
         }
-        if let Some(view) = views.service_config(mesh, &viewer, &name) {
+        if let Some(view) = views.service_config(mesh, &client_class, &name) {
             open.extend(backend_services(&view).cloned());
         }
         seen.insert(name);
@@ -122,7 +127,7 @@ pub(crate) fn prepare_services(
     true
 }
 
-impl World {
+impl CompiledConfig {
     /// Sets the entries of the queried addresses.
     pub(crate) fn with_addresses(mut self, at: BTreeMap<IpAddr, Arc<AddressEntry>>) -> Self {
         Arc::make_mut(&mut self.snapshot).addresses = at;
@@ -138,10 +143,14 @@ impl World {
 
 /// Returns the endpoints that are missing from a workload's configuration because their sidecars have not
 /// reported yet. Results that depend on facts alone, such as client authorization, are certain.
-pub(crate) fn uncertain_endpoints(mesh: &Mesh, workload: &Workload, world: &World) -> Doubt {
-    let viewer = Viewer::for_client(mesh, workload);
-    let views = world.snapshot.services.values();
-    views.flat_map(|view| unreported_endpoints(mesh, &viewer, view)).collect()
+pub(crate) fn uncertain_endpoints(
+    mesh: &Mesh,
+    workload: &Workload,
+    compiled_config: &CompiledConfig,
+) -> UnknownEndpoints {
+    let client_class = ClientClass::for_client(mesh, workload);
+    let views = compiled_config.snapshot.services.values();
+    views.flat_map(|view| unreported_endpoints(mesh, &client_class, view)).collect()
 }
 
 /// The number of views compiled in one slice: a few milliseconds.

@@ -12,8 +12,8 @@ use leno_model::WorkloadName;
 use tokio::sync::watch;
 
 use crate::certify::AUTHORITY_DIRECTORY;
+use crate::explanation::Explainer;
 use crate::keys::KeyAccess;
-use crate::playground::Playground;
 use crate::review::Reviewer;
 
 /// Configuration of a control plane.
@@ -53,7 +53,7 @@ pub struct Config {
     /// The address of the browser page; none if absent.
     pub page: Option<SocketAddr>,
     /// The dry-run engine for requests, for that page and `leno explain`; none if absent.
-    pub playground: Option<Playground>,
+    pub explainer: Option<Explainer>,
     /// True if a supervisor in this process runs the sidecar of each workload.
     pub supervised: bool,
     /// True in Kubernetes, where sidecars are containers of Pods.
@@ -121,7 +121,7 @@ impl Config {
             pod: None,
             report_interval: Some(REPORT_EVERY),
             page: None,
-            playground: None,
+            explainer: None,
             supervised: false,
             kubernetes: false,
             times: Times::default(),

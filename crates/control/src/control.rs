@@ -8,42 +8,42 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{Budgets, ChangeId, EventQueue, Operators, event_queue};
+use leno_discovery::{Budgets, ChangeId, EventQueue, OperatorSessions, event_queue};
 use leno_identity::{Authority, AuthorityError, JoinBundle, RevocationFile, Roots, control_id};
 use leno_model::{ServiceAccount, SidecarFacts, TrustDomain, Workload, WorkloadName};
-use leno_outside::{Post, Source};
-use leno_registry::{Rejected, Update};
+use leno_outside::{Exporter, ResourceIdentity};
+use leno_registry::{RegistryUpdate, RejectedDocument};
 use leno_telemetry::LogLimits;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::admin::{self, Admin, Questions};
+use crate::admin::{self, Admin, AdminQueries};
 use crate::applications::Applications;
-use crate::authority::{Revoked, follow_files};
-use crate::certify::{Certifier, Proofs, open_proofs};
+use crate::authority::{RevokedWorkloads, follow_files};
+use crate::certify::{Certifier, JoinCredentials, open_proofs};
 use crate::config::Config;
-use crate::dial::Plainly;
+use crate::control_task::{ControlTask, ControlTasks, EndedUnexpectedly};
+use crate::data_directory::DataDirectory;
+use crate::dial::DirectDialer;
+use crate::explanation::ExplainRunner;
 use crate::history::History;
 use crate::invite::{Invitations, InviteError};
-use crate::keys::{JwksFetches, Keeper, KeyUpdate, wanted_by};
+use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, wanted_by};
 use crate::mesh::Mesh;
-use crate::owner::{Answer, Inbox, Owner, Question, Queues, Sent, run_owner};
-use crate::page::{Lent, Page};
-use crate::part::{EndedUnexpectedly, Part, Parts};
-use crate::peers::{Follower, PeerAddresses, Peers, follow_all};
-use crate::playground::Explaining;
-use crate::presence::{Presence, Start};
+use crate::metrics_exporter::MetricsExporter;
+use crate::owner::{AdminQuery, AdminResponse, Inbox, Owner, OwnerOutputs, Queues, run_owner};
+use crate::page::{Page, PageResources};
+use crate::peers::{PeerAddresses, PeerStreamContext, Peers, follow_all};
+use crate::presence::{Presence, StartupGrace};
 use crate::publish::ConnectedProxies;
-use crate::push::Push;
-use crate::replaced::{Replaced, ReplacedSidecars};
+use crate::query_share::QueryShare;
+use crate::replaced::{ReplacedRejections, ReplacedSidecars};
 use crate::server::{Gauges, PendingConnections, Server, accept_connections};
-use crate::serving::{Serving, ServingError};
-use crate::share::Share;
+use crate::server_credential::{ServerCredential, ServerCredentialError};
 use crate::status::Status;
 use crate::watch::{Diagnostics, UPDATES_MAX, follow_sources, trust_domain_of};
-use crate::writable::DataDirectory;
 
 /// A running control plane. Dropping it ends it at once; [`Control::shutdown`] notifies proxies.
 #[derive(Debug)]
@@ -58,11 +58,11 @@ pub struct Control {
     status: watch::Receiver<Arc<Status>>,
     sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
     reload: Arc<Notify>,
-    questions: Questions,
+    queries: AdminQueries,
     applications: Applications,
     replaced: watch::Receiver<Arc<ReplacedSidecars>>,
     stop: watch::Sender<bool>,
-    parts: Parts,
+    parts: ControlTasks,
     tasks: JoinSet<()>,
 }
 
@@ -75,9 +75,9 @@ impl Control {
     /// not errors, unless they leave the mesh's enforcement undefined.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (facts, updates) = mpsc::channel(UPDATES_MAX);
-        let mut feed = Feed::from_updates(updates);
+        let mut feed = UpdateFeed::from_updates(updates);
         let following = follow_sources(config.sources.clone(), facts, Arc::clone(&feed.reload));
-        feed.tasks.spawn(feed.parts.clone().run(Part::Watcher, following));
+        feed.tasks.spawn(feed.parts.clone().run(ControlTask::Watcher, following));
         Self::start_with(config, feed).await
     }
 
@@ -88,15 +88,15 @@ impl Control {
     /// As [`Control::start`].
     pub async fn start_fed(
         config: Config,
-        updates: mpsc::Receiver<Update>,
+        updates: mpsc::Receiver<RegistryUpdate>,
     ) -> Result<Self, StartError> {
-        Self::start_with(config, Feed::from_updates(updates)).await
+        Self::start_with(config, UpdateFeed::from_updates(updates)).await
     }
 
-    async fn start_with(config: Config, feed: Feed) -> Result<Self, StartError> {
-        let Feed { mut updates, tasks, reload, stop, parts } = feed;
+    async fn start_with(config: Config, feed: UpdateFeed) -> Result<Self, StartError> {
+        let UpdateFeed { mut updates, tasks, reload, stop, parts } = feed;
         let first = updates.recv().await.ok_or(StartError::Registry)?;
-        let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
+        let in_doubt: Vec<RejectedDocument> = first.mesh_config_in_doubt().cloned().collect();
         if !in_doubt.is_empty() {
             return Err(StartError::MeshConfig(in_doubt));
         }
@@ -127,10 +127,11 @@ impl Control {
             None => None,
         };
         let mut keys =
-            Keeper::new(config.jwks_ca.clone(), config.key_access.clone(), random_number());
+            JwksFetcher::new(config.jwks_ca.clone(), config.key_access.clone(), random_number());
         let keys_read = keys.read_first(&wanted_by(&first)).await;
-        let serving = Serving::new(authority.subscribe(), config.certificate_lifetime, wall)?;
-        let ground = Ground {
+        let serving =
+            ServerCredential::new(authority.subscribe(), config.certificate_lifetime, wall)?;
+        let ground = OpenedResources {
             directory: DataDirectory::new(config.data.clone()),
             config,
             authority,
@@ -174,8 +175,8 @@ impl Control {
     }
 
     /// Returns the query channel of the mesh owner.
-    pub(crate) fn questions(&self) -> Questions {
-        self.questions.clone()
+    pub(crate) fn queries(&self) -> AdminQueries {
+        self.queries.clone()
     }
 
     /// Returns a receiver of the current authority.
@@ -275,7 +276,7 @@ pub enum StartError {
         "a rejected document may be the MeshConfig, and without it the mesh would allow all members: correct the document and \
          start again"
     )]
-    MeshConfig(Vec<Rejected>),
+    MeshConfig(Vec<RejectedDocument>),
     /// The authority cannot be opened.
     #[error("the certificate authority cannot be opened: {0}")]
     Authority(#[from] AuthorityError),
@@ -303,59 +304,59 @@ pub enum StartError {
     Page(SocketAddr, #[source] io::Error),
     /// Its own certificate cannot be issued.
     #[error("cannot issue the control plane's own certificate: {0}")]
-    Serving(#[from] ServingError),
+    Serving(#[from] ServerCredentialError),
 }
 
 /// The source of updates, and the state before the first one.
-struct Feed {
-    updates: mpsc::Receiver<Update>,
+struct UpdateFeed {
+    updates: mpsc::Receiver<RegistryUpdate>,
     tasks: JoinSet<()>,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
-    parts: Parts,
+    parts: ControlTasks,
 }
 
-impl Feed {
-    fn from_updates(updates: mpsc::Receiver<Update>) -> Self {
+impl UpdateFeed {
+    fn from_updates(updates: mpsc::Receiver<RegistryUpdate>) -> Self {
         let stop = watch::Sender::new(false);
-        let parts = Parts::new(stop.clone());
+        let parts = ControlTasks::new(stop.clone());
         Self { updates, tasks: JoinSet::new(), reload: Arc::default(), stop, parts }
     }
 }
 
 /// The opened resources, after every fallible step.
-struct Ground {
+struct OpenedResources {
     config: Config,
     authority: watch::Sender<Arc<Authority>>,
-    proofs: Arc<Proofs>,
-    revoked: watch::Sender<Revoked>,
+    proofs: Arc<JoinCredentials>,
+    revoked: watch::Sender<RevokedWorkloads>,
     listener: TcpListener,
     address: SocketAddr,
     admin: UnixListener,
     page: Option<Page>,
     directory: Arc<DataDirectory>,
-    serving: Serving,
-    keys: Keeper,
+    serving: ServerCredential,
+    keys: JwksFetcher,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
-    parts: Parts,
+    parts: ControlTasks,
 }
 
-impl Ground {
+impl OpenedResources {
     /// Returns the follower of other control planes.
-    fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> Follower {
+    fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> PeerStreamContext {
         let (configs, stop) = (self.serving.watch_client_config(), self.stop.subscribe());
-        Follower { configs, events, addresses, stop }
+        PeerStreamContext { configs, events, addresses, stop }
     }
 
     fn build(
         mut self,
         mut tasks: JoinSet<()>,
-        updates: mpsc::Receiver<Update>,
-        first: (Update, Vec<KeyUpdate>),
+        updates: mpsc::Receiver<RegistryUpdate>,
+        first: (RegistryUpdate, Vec<KeyUpdate>),
     ) -> Control {
         let (events, from_proxies) = event_queue(self.config.limits.connections + OTHERS_MAX);
-        let (questions, asked) = mpsc::channel(QUESTIONS_MAX);
+        let (queries, asked) = mpsc::channel(QUESTIONS_MAX);
         let (key_update, keys) = mpsc::channel(KEY_UPDATE_MAX);
         let (last, asked_last) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
@@ -365,18 +366,18 @@ impl Ground {
             (owner.sent.workloads.subscribe(), owner.sent.registered.subscribe());
         let (status, sidecar_facts) =
             (owner.sent.status.subscribe(), owner.sent.sidecar_facts.clone());
-        let push = self.push(&owner, questions.clone(), last);
+        let push = self.push(&owner, queries.clone(), last);
         let invitations = Arc::new(self.create_invitations(workloads.clone()));
         let server = Arc::new(self.proxy_server(&owner, events));
         let following = self.peer_follower(server.events.clone(), owner.peers.peer_addresses());
-        let explaining = Explaining::with_playground(self.config.playground.clone());
+        let explaining = ExplainRunner::with_explainer(self.config.explainer.clone());
         let operators = server.operators.clone();
-        self.start_page(&mut tasks, &questions, explaining.clone(), operators.clone());
-        let admin = self.admin_server(&questions, &invitations, explaining, operators);
+        self.start_page(&mut tasks, &queries, explaining.clone(), operators.clone());
+        let admin = self.admin_server(&queries, &invitations, explaining, operators);
         let inbox = Inbox {
             updates,
             events: from_proxies,
-            questions: asked,
+            queries: asked,
             authority: self.authority.subscribe(),
             revoked: self.revoked.subscribe(),
             keys,
@@ -385,22 +386,22 @@ impl Ground {
         };
         let (wanted_keys, socket) = (owner.sent.keys.subscribe(), self.config.socket_path());
         let (sent, parts) = (|| self.stop.subscribe(), || self.parts.clone());
-        tasks.spawn(parts().run(Part::Owner, run_owner(owner, inbox)));
-        tasks.spawn(parts().run(Part::Push, push.run(sent())));
+        tasks.spawn(parts().run(ControlTask::Owner, run_owner(owner, inbox)));
+        tasks.spawn(parts().run(ControlTask::Push, push.run(sent())));
         let (others, found) = (self.other_control_planes(), self.config.found_peers.clone());
-        tasks.spawn(parts().run(Part::Peers, follow_all(others, found, following)));
+        tasks.spawn(parts().run(ControlTask::Peers, follow_all(others, found, following)));
         let accepting = accept_connections(self.listener, server, sent(), self.config.times.drain);
-        tasks.spawn(parts().run(Part::Listener, accepting));
+        tasks.spawn(parts().run(ControlTask::Listener, accepting));
         let answering = admin::serve(self.admin, socket.clone(), admin, sent());
-        tasks.spawn(parts().run(Part::Admin, answering));
-        tasks.spawn(parts().run(Part::Certificate, self.serving.keep_fresh()));
+        tasks.spawn(parts().run(ControlTask::Admin, answering));
+        tasks.spawn(parts().run(ControlTask::Certificate, self.serving.keep_fresh()));
         tasks.spawn(parts().run(
-            Part::Keys,
+            ControlTask::Keys,
             run_until_stopped(self.keys.fetch_until_closed(wanted_keys, key_update), sent()),
         ));
         let trust_domain = self.authority.borrow().trust_domain().clone();
         let looking = follow_files(&self.config, self.authority, self.revoked, self.directory);
-        tasks.spawn(parts().run(Part::Authority, run_until_stopped(looking, sent())));
+        tasks.spawn(parts().run(ControlTask::Authority, run_until_stopped(looking, sent())));
         Control {
             address: self.address,
             page,
@@ -412,7 +413,7 @@ impl Ground {
             status,
             sidecar_facts,
             reload: self.reload,
-            questions,
+            queries,
             applications,
             replaced,
             stop: self.stop,
@@ -433,7 +434,7 @@ impl Ground {
             registered: owner.sent.here.clone(),
             trust_domain: self.trust_domain(),
             report_interval: self.config.report_interval,
-            operators: Operators::new(random_number()),
+            operators: OperatorSessions::new(random_number()),
         }
     }
 
@@ -441,14 +442,14 @@ impl Ground {
     fn push(
         &self,
         owner: &Owner,
-        questions: Questions,
-        last: oneshot::Sender<(Question, oneshot::Sender<Answer>)>,
-    ) -> Push {
-        Push {
+        queries: AdminQueries,
+        last: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
+    ) -> MetricsExporter {
+        MetricsExporter {
             source: self.source(),
-            post: Post::new(Plainly, self.config.jwks_ca.clone()),
+            post: Exporter::new(DirectDialer, self.config.jwks_ca.clone()),
             gauges: Arc::clone(&owner.gauges),
-            questions,
+            queries,
             last,
             wanted: owner.sent.metrics.subscribe(),
             seed: random_number(),
@@ -456,31 +457,31 @@ impl Ground {
     }
 
     /// Returns the resource attributes that identify it to collectors.
-    fn source(&self) -> Source {
+    fn source(&self) -> ResourceIdentity {
         let ServiceAccount { namespace, name } = control_id(&self.trust_domain()).account;
         let (namespace, instance) = match &self.config.pod {
             Some(pod) => (pod.namespace.clone(), pod.to_string()),
             None => (namespace, format!("{}:{}", machine_name(), self.address.port())),
         };
-        Source { service: name.to_string(), namespace: namespace.to_string(), instance }
+        ResourceIdentity { service: name.to_string(), namespace: namespace.to_string(), instance }
     }
 
     /// Returns the state of the admin socket.
     fn admin_server(
         &self,
-        questions: &Questions,
+        queries: &AdminQueries,
         invitations: &Arc<Invitations>,
-        explaining: Explaining,
-        operators: Operators,
+        explaining: ExplainRunner,
+        operators: OperatorSessions,
     ) -> Arc<Admin> {
         Arc::new(Admin {
-            questions: questions.clone(),
+            queries: queries.clone(),
             directory: Arc::clone(&self.directory),
             invitations: Arc::clone(invitations),
             reload: Arc::clone(&self.reload),
             operators,
             explaining,
-            share: Share::new(admin::ASKING_PAUSE),
+            share: QueryShare::new(admin::ASKING_PAUSE),
         })
     }
 
@@ -488,18 +489,18 @@ impl Ground {
     fn start_page(
         &mut self,
         tasks: &mut JoinSet<()>,
-        questions: &Questions,
-        explaining: Explaining,
-        operators: Operators,
+        queries: &AdminQueries,
+        explaining: ExplainRunner,
+        operators: OperatorSessions,
     ) {
         let Some(page) = self.page.take() else { return };
         let directory = Arc::clone(&self.directory);
-        let lent = Lent { explaining, taps: operators.taps, directory };
-        let serving = page.serve(questions.clone(), lent, self.stop.subscribe());
-        tasks.spawn(self.parts.clone().run(Part::Page, serving));
+        let resources = PageResources { explaining, taps: operators.taps, directory };
+        let serving = page.serve(queries.clone(), resources, self.stop.subscribe());
+        tasks.spawn(self.parts.clone().run(ControlTask::Page, serving));
     }
 
-    fn create_owner(&self, first: (Update, Vec<KeyUpdate>)) -> Owner {
+    fn create_owner(&self, first: (RegistryUpdate, Vec<KeyUpdate>)) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
@@ -515,15 +516,15 @@ impl Ground {
             mesh: Mesh::default(),
             connected: ConnectedProxies::new(times, ChangeId(number)),
             presence: Presence::default(),
-            start: Start::new(now, times.settle),
+            start: StartupGrace::new(now, times.settle),
             certifier: Certifier::new(authority, proofs, lifetime)
                 .with_reviewer(self.config.reviewer.clone()),
-            applicants: Vec::new(),
+            pending_registrations: Vec::new(),
             diagnostics: Diagnostics::default(),
             keys: JwksFetches::new(self.config.key_access.detailed),
             pending_connections: Arc::<PendingConnections>::default(),
             gauges: Arc::<Gauges>::default(),
-            sent: Sent::default(),
+            sent: OwnerOutputs::default(),
             peers: Peers::default(),
             swept: now,
             queues: Queues::default(),
@@ -535,7 +536,7 @@ impl Ground {
             page: self.page.as_ref().map(Page::url),
             live: self.page.as_ref().map(Page::live_url),
             applications: Applications::default(),
-            replaced: Replaced::default(),
+            replaced: ReplacedRejections::default(),
             supervised: self.config.supervised,
             kubernetes: self.config.kubernetes,
         }

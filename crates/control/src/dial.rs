@@ -4,15 +4,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use leno_outside::Dial;
+use leno_outside::Connector;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Connects directly, without redirection.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Plainly;
+pub(crate) struct DirectDialer;
 
-impl Dial for Plainly {
+impl Connector for DirectDialer {
     async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
         let connected = timeout(CONNECT_WAIT, TcpStream::connect(address)).await;
         connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

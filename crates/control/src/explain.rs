@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use leno_model::{Object, ServiceName, Snapshot, WorkloadName};
 
-use crate::compile::{Views, compile_config, used_services};
+use crate::compile::{ServiceConfigCache, compile_config, used_services};
 use crate::mesh::{Listeners, Mesh};
 
 /// Compiles the configuration that the sidecar of `client` would have if every workload were connected, with
@@ -41,8 +41,9 @@ pub fn snapshot_for(
     };
     let subscriptions: BTreeSet<ServiceName> = services.iter().cloned().collect();
     let wanted = used_services(workload, &subscriptions);
-    let world = compile_config(&mesh, workload, &wanted, &mut Views::default());
-    Ok(Snapshot::clone(&world.snapshot))
+    let compiled_config =
+        compile_config(&mesh, workload, &wanted, &mut ServiceConfigCache::default());
+    Ok(Snapshot::clone(&compiled_config.snapshot))
 }
 
 /// No workload has this name.

@@ -22,7 +22,7 @@ use crate::status::{
 
 /// The inputs of the findings, at one moment.
 #[derive(Debug)]
-pub struct Facts {
+pub struct FindingInputs {
     /// The mesh as a whole.
     pub status: Status,
     /// All workloads.
@@ -75,7 +75,7 @@ pub enum Severity {
     Notice,
 }
 
-impl Facts {
+impl FindingInputs {
     /// Collects all facts with `query`, which returns the JSON at a path of the admin socket.
     ///
     /// # Errors
@@ -139,7 +139,7 @@ fn is_failing(rates: &RateStatus) -> bool {
 
 /// Returns the findings: problems first, then notices.
 #[must_use]
-pub fn collect_findings(facts: &Facts) -> Vec<Finding> {
+pub fn collect_findings(facts: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(check_sidecars(facts));
     findings.extend(conditions::check_conditions(facts));
@@ -156,7 +156,7 @@ pub fn collect_findings(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn check_sidecars(facts: &Facts) -> Vec<Finding> {
+fn check_sidecars(facts: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
     let lost = facts.workloads.iter().filter(|workload| !workload.has_sidecar());
     let (revoked, lost): (Vec<_>, Vec<_>) = lost.partition(|workload| workload.revoked);
@@ -189,9 +189,9 @@ fn check_sidecars(facts: &Facts) -> Vec<Finding> {
     }
     for proxy in &facts.proxies {
         let behind = proxy.out_of_sync_seconds.unwrap_or_default();
-        if let Some(refusal) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
+        if let Some(rejection) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
             findings.push(Finding::problem(
-                format!("the sidecar of {} rejects its configuration: {refusal}", proxy.workload),
+                format!("the sidecar of {} rejects its configuration: {rejection}", proxy.workload),
                 "correct the named object; the previous configuration stays in use",
             ));
         } else if behind > BEHIND_SECONDS {
@@ -273,7 +273,7 @@ fn pod_of(workload: &str) -> (&str, &str) {
     workload.split_once('/').unwrap_or(("default", workload))
 }
 
-fn check_certificates(facts: &Facts) -> Vec<Finding> {
+fn check_certificates(facts: &FindingInputs) -> Vec<Finding> {
     // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
     let least = facts.status.certificate_lifetime_seconds / 5;
     let ending = facts.certificates.iter().filter(|c| c.valid_for_seconds <= least);
@@ -303,7 +303,7 @@ fn check_certificates(facts: &Facts) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get certificates")
 }
 
-fn check_documents(facts: &Facts) -> Vec<Finding> {
+fn check_documents(facts: &FindingInputs) -> Vec<Finding> {
     let list = |name: &str| facts.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if facts.status.rejected > 0 {
@@ -352,7 +352,7 @@ fn check_documents(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Returns the rejected objects by kind and name.
-fn rejected_objects(facts: &Facts) -> BTreeSet<String> {
+fn rejected_objects(facts: &FindingInputs) -> BTreeSet<String> {
     let all = facts.rejected.get("rejected").and_then(Value::as_array).into_iter().flatten();
     let named = all.filter_map(|it| {
         let text = |key: &str| it.get(key).and_then(Value::as_str);
@@ -367,7 +367,7 @@ fn rejected_objects(facts: &Facts) -> BTreeSet<String> {
 }
 
 /// Reports routes and policies with missing references.
-fn check_references(facts: &Facts) -> Vec<Finding> {
+fn check_references(facts: &FindingInputs) -> Vec<Finding> {
     let routes = facts.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
     let policies = facts.policies.iter();
     let policies = policies.map(|policy| (&policy.kind, &policy.name, &policy.problems));
@@ -382,7 +382,7 @@ fn check_references(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Reports JWT policies without the keys of an issuer.
-fn check_keys(facts: &Facts) -> Vec<Finding> {
+fn check_keys(facts: &FindingInputs) -> Vec<Finding> {
     let without = facts.policies.iter().filter(|policy| policy.in_force);
     let findings = without.filter_map(|policy| {
         let MissingKeysStatus { requests, issuers } = policy.missing_keys.as_ref()?;
@@ -396,13 +396,13 @@ fn check_keys(facts: &Facts) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get rejected")
 }
 
-fn check_services(facts: &Facts) -> Vec<Finding> {
+fn check_services(facts: &FindingInputs) -> Vec<Finding> {
     let ailing = facts.traffic.services.iter().filter(|service| is_failing(&service.rates));
     let ailing = ailing.filter(|it| !explain_failures(facts, &it.name, it.rates.success));
     let findings = ailing.map(|service| {
         let rates = &service.rates;
         let reason = facts.reasons.get(&service.name).cloned().flatten();
-        let (why, hint) = match reason {
+        let (cause, hint) = match reason {
             Some(reason) => (
                 format!(", most often with {reason}"),
                 format!("leno explain {reason} shows its meaning and hint"),
@@ -413,7 +413,7 @@ fn check_services(facts: &Facts) -> Vec<Finding> {
             ),
         };
         let message = format!(
-            "{}: {} of {} succeed{why}",
+            "{}: {} of {} succeed{cause}",
             service.name,
             format_share(rates.success),
             format_rate(rates.per_second)

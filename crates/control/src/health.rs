@@ -9,34 +9,34 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response, StatusCode};
-use leno_identity::OwnNames;
-use leno_listen::{ConcurrencyLimit, Source};
+use leno_identity::AcceptedHosts;
+use leno_listen::{ConcurrencyLimit, ConnectionSource};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{Questions, ask_owner, parse_metrics_query};
-use crate::answering::{Answering, reject_cross_site, serve_all, text_response};
+use crate::admin::{AdminQueries, ask_owner, parse_metrics_query};
 use crate::control::Control;
-use crate::owner::Question;
-use crate::share::Share;
+use crate::http_server::{RequestHandler, reject_cross_site, serve_all, text_response};
+use crate::owner::AdminQuery;
+use crate::query_share::QueryShare;
 
 /// The health listener, open to any client: it exists before the control plane does, and reports that. Dropping
 /// it closes it at once.
 #[derive(Debug)]
 pub struct Health {
     address: SocketAddr,
-    standing: watch::Sender<Standing>,
+    state: watch::Sender<HealthState>,
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
 /// The health of the control plane.
 #[derive(Debug, Clone)]
-enum Standing {
+enum HealthState {
     /// Not ready, for this reason.
     Unready(Cow<'static, str>),
     /// Ready; metrics are queried through this channel.
-    Ready(Questions),
+    Ready(AdminQueries),
 }
 
 impl Health {
@@ -47,16 +47,16 @@ impl Health {
     pub async fn start_server(address: SocketAddr) -> io::Result<Self> {
         let listener = leno_listen::bind(address)?;
         let address = listener.local_addr()?;
-        let standing = watch::Sender::new(Standing::Unready(
+        let state = watch::Sender::new(HealthState::Unready(
             "the configuration sources are not loaded yet".into(),
         ));
         let stop = watch::Sender::new(false);
-        let share = Share::new(METRICS_PAUSE);
+        let share = QueryShare::new(METRICS_PAUSE);
         let scrapes = ConcurrencyLimit::new(SCRAPES_MAX, SCRAPES_OF_SOURCE_MAX);
-        let server = Arc::new(HealthServer { standing: standing.subscribe(), share, scrapes });
+        let server = Arc::new(HealthServer { state: state.subscribe(), share, scrapes });
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, CONNECTIONS_MAX, server, stop.subscribe()));
-        Ok(Self { address, standing, stop, tasks })
+        Ok(Self { address, state, stop, tasks })
     }
 
     /// Returns the listen address.
@@ -67,17 +67,17 @@ impl Health {
 
     /// Sets the reason why the control plane is not ready yet.
     pub fn set_waiting(&self, reason: String) {
-        self.standing.send_replace(Standing::Unready(reason.into()));
+        self.state.send_replace(HealthState::Unready(reason.into()));
     }
 
     /// Marks the control plane as ready: it has read its sources, and serves.
     pub fn set_ready(&self, control: &Control) {
-        self.standing.send_replace(Standing::Ready(control.questions()));
+        self.state.send_replace(HealthState::Ready(control.queries()));
     }
 
     /// Marks the control plane as shutting down, so that it gets no new clients.
     pub fn set_ending(&self) {
-        self.standing.send_replace(Standing::Unready("the control plane is shutting down".into()));
+        self.state.send_replace(HealthState::Unready("the control plane is shutting down".into()));
     }
 
     /// Completes the responses in progress, within a bound, and ends.
@@ -90,14 +90,14 @@ impl Health {
 /// The request handler.
 #[derive(Debug)]
 struct HealthServer {
-    standing: watch::Receiver<Standing>,
+    state: watch::Receiver<HealthState>,
     /// Any client with network access may scrape.
-    share: Share,
+    share: QueryShare,
     /// Limits scrapes in progress: the kubelet needs a connection at the same time.
     scrapes: ConcurrencyLimit,
 }
 
-impl Answering for HealthServer {
+impl RequestHandler for HealthServer {
     type Body = Full<Bytes>;
 
     const SERVER: &'static str = "health";
@@ -107,38 +107,40 @@ impl Answering for HealthServer {
     async fn handle_request(
         &self,
         request: Request<Incoming>,
-        source: Source,
+        source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
         }
         // Prometheus may address the pod by a Service name.
         if let Some(response) =
-            reject_cross_site(request.uri(), request.headers(), OwnNames::Cluster, false)
+            reject_cross_site(request.uri(), request.headers(), AcceptedHosts::Cluster, false)
         {
             match request.uri().path() {
                 _ if response.status() == StatusCode::BAD_REQUEST => return response,
                 "/metrics" => return response,
                 // A probe may use any host name: it gets the status alone, without the reason (DNS rebinding).
                 "/readyz" => {
-                    let status = match *self.standing.borrow() {
-                        Standing::Ready(_) => StatusCode::OK,
-                        Standing::Unready(_) => StatusCode::SERVICE_UNAVAILABLE,
+                    let status = match *self.state.borrow() {
+                        HealthState::Ready(_) => StatusCode::OK,
+                        HealthState::Unready(_) => StatusCode::SERVICE_UNAVAILABLE,
                     };
                     return text_response(status, format!("{status}\n"));
                 }
                 _ => {}
             }
         }
-        let standing = self.standing.borrow().clone();
-        match (request.uri().path(), standing) {
+        let state = self.state.borrow().clone();
+        match (request.uri().path(), state) {
             ("/livez", _) => text_response(StatusCode::OK, "alive\n".to_owned()),
-            ("/readyz", Standing::Ready(_)) => text_response(StatusCode::OK, "ready\n".to_owned()),
-            ("/metrics", Standing::Ready(questions)) => match parse_metrics_query(&request) {
-                Ok(question) => self.scrape_metrics(&questions, question, source).await,
+            ("/readyz", HealthState::Ready(_)) => {
+                text_response(StatusCode::OK, "ready\n".to_owned())
+            }
+            ("/metrics", HealthState::Ready(queries)) => match parse_metrics_query(&request) {
+                Ok(query) => self.scrape_metrics(&queries, query, source).await,
                 Err(problem) => text_response(StatusCode::BAD_REQUEST, problem),
             },
-            ("/readyz" | "/metrics", Standing::Unready(reason)) => {
+            ("/readyz" | "/metrics", HealthState::Unready(reason)) => {
                 text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
             }
             _ => text_response(StatusCode::NOT_FOUND, INDEX.to_owned()),
@@ -150,15 +152,15 @@ impl HealthServer {
     /// Returns the metrics; 503 while too many scrapes wait.
     async fn scrape_metrics(
         &self,
-        questions: &Questions,
-        question: Question,
-        source: Source,
+        queries: &AdminQueries,
+        query: AdminQuery,
+        source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         let Some(_permit) = self.scrapes.acquire(source) else {
             return text_response(StatusCode::SERVICE_UNAVAILABLE, BUSY.to_owned());
         };
         let _turn = self.share.acquire_turn().await;
-        ask_owner(questions, question).await
+        ask_owner(queries, query).await
     }
 }
 

@@ -5,35 +5,35 @@
 
 mod match_counts;
 mod rejections;
-mod ring;
-mod track;
+mod request_history;
+mod step_ring;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leno_discovery::{Direction, Traffic, TrafficSeries};
+use leno_discovery::{Direction, TrafficReport, TrafficSeries};
 use leno_model::{RouteKind, RouteName, ServiceAccount, ServiceName, WorkloadName};
 use leno_telemetry::RecentTable;
 
 use self::match_counts::MatchCounts;
 use self::rejections::Rejections;
-use self::ring::Batch;
-use self::track::{REACH, Track};
-use crate::mesh::{Attached, Mesh, Route};
+use self::request_history::{REACH, RequestHistory};
+use self::step_ring::RequestBatch;
+use crate::mesh::{AttachedRoute, Mesh, RouteAttachments};
 use crate::status::{EdgeStatus, HistoryStatus, NamedRateStatus, SidecarTraffic, TrafficStatus};
 
 /// Traffic reported by sidecars.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    services: RecentTable<ServiceName, Track, SERVICES_MAX>,
-    routes: RecentTable<RouteName, Track, ROUTES_MAX>,
-    edges: RecentTable<(Caller, ServiceName), Track, EDGES_MAX>,
-    sidecars: BTreeMap<WorkloadName, Sent>,
+    services: RecentTable<ServiceName, RequestHistory, SERVICES_MAX>,
+    routes: RecentTable<RouteName, RequestHistory, ROUTES_MAX>,
+    edges: RecentTable<(TrafficSource, ServiceName), RequestHistory, EDGES_MAX>,
+    sidecars: BTreeMap<WorkloadName, LastReport>,
     /// The time of the last request of an account at a workload with a verified certificate.
     verified: BTreeMap<WorkloadName, Clients>,
     match_counts: MatchCounts,
     rejections: Rejections,
-    pub(crate) tally: Tally,
+    pub(crate) tally: ReportCounters,
 }
 
 /// The clients of one workload.
@@ -41,7 +41,7 @@ type Clients = RecentTable<ServiceAccount, Duration, CLIENTS_MAX>;
 
 /// Totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct ReportCounters {
     /// Reports received from sidecars.
     pub(crate) reports: u64,
     /// Series that were not kept: the sidecar had no room, they refer to missing objects, or this control plane
@@ -51,14 +51,14 @@ pub(crate) struct Tally {
 
 /// The subject of a plot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Subject {
+pub(crate) enum PlotSubject {
     Service(ServiceName),
     Route(RouteName),
 }
 
 /// The source of requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Caller {
+pub(crate) enum TrafficSource {
     /// A workload of this service.
     Service(ServiceName),
     /// A workload that belongs to no service.
@@ -69,7 +69,7 @@ pub(crate) enum Caller {
 
 /// The last report of one sidecar.
 #[derive(Debug)]
-struct Sent {
+struct LastReport {
     at: Duration,
     span: Duration,
     cpu: Duration,
@@ -84,7 +84,7 @@ impl History {
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
-        sent: &Traffic,
+        sent: &TrafficReport,
         at: Duration,
     ) {
         if mesh.workload(name).is_none() {
@@ -113,7 +113,7 @@ impl History {
         }
         self.tally.dropped += self.match_counts.record_report(mesh, &sent.rules, at);
         self.tally.dropped += self.rejections.record_report(mesh, name, sent, at);
-        let sent = Sent {
+        let sent = LastReport {
             at,
             span: sent.span,
             cpu: sent.cpu,
@@ -137,20 +137,20 @@ impl History {
     fn record_outbound(
         &mut self,
         mesh: &Mesh,
-        caller: &Caller,
+        caller: &TrafficSource,
         series: &TrafficSeries,
         since: Duration,
         at: Duration,
     ) -> bool {
         let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
         let Some(service) = service else { return false };
-        let batch = Batch {
+        let batch = RequestBatch {
             requests: series.request_count(),
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
-        let add = |track: &mut Track| track.add(at, &batch, &series.reasons);
-        let new = || Track::new(since);
+        let add = |track: &mut RequestHistory| track.add(at, &batch, &series.reasons);
+        let new = || RequestHistory::new(since);
         let mut evicted = 0;
         let mut asked = vec![service];
         let mut edges = Vec::new();
@@ -159,7 +159,7 @@ impl History {
             Some(parent) => {
                 asked.push(parent);
                 edges.push((caller.clone(), parent.clone()));
-                edges.push((Caller::Route(parent.clone()), service.clone()));
+                edges.push((TrafficSource::Route(parent.clone()), service.clone()));
             }
             None => edges.push((caller.clone(), service.clone())),
         }
@@ -187,13 +187,13 @@ impl History {
     /// Evicts entries without a report for an hour, and those of objects that left the mesh.
     pub(crate) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
-        let fresh = |track: &Track| track.last + REACH > at;
+        let fresh = |track: &RequestHistory| track.last + REACH > at;
         self.services.retain(|service, track| exists(service) && fresh(track));
         self.routes.retain(|route, track| is_there(mesh, route) && fresh(track));
         self.edges.retain(|(from, to), track| {
             let there = match from {
-                Caller::Service(from) | Caller::Route(from) => exists(from),
-                Caller::Workload(from) => mesh.workload(from).is_some(),
+                TrafficSource::Service(from) | TrafficSource::Route(from) => exists(from),
+                TrafficSource::Workload(from) => mesh.workload(from).is_some(),
             };
             there && exists(to) && fresh(track)
         });
@@ -213,11 +213,18 @@ impl History {
         at: Duration,
         every: Option<Duration>,
     ) -> TrafficStatus {
-        let named =
-            |name: String, track: &Track| NamedRateStatus { name, rates: track.current_rates(at) };
-        let mut behind =
-            Behind { mesh, history: self, at, known: BTreeMap::new(), arrived: BTreeMap::new() };
-        let mut edge = |(from, to), track: &Track| {
+        let named = |name: String, track: &RequestHistory| NamedRateStatus {
+            name,
+            rates: track.current_rates(at),
+        };
+        let mut behind = AccountIndex {
+            mesh,
+            history: self,
+            at,
+            known: BTreeMap::new(),
+            arrived: BTreeMap::new(),
+        };
+        let mut edge = |(from, to), track: &RequestHistory| {
             let clients = behind.caller_accounts(from);
             let mtls = !clients.is_disjoint(behind.recent_accounts(to));
             let (kind, from) = from.kind_and_name();
@@ -241,10 +248,14 @@ impl History {
     }
 
     /// Returns the plots of one service or route.
-    pub(crate) fn subject_plots(&self, subject: &Subject, at: Duration) -> Option<HistoryStatus> {
+    pub(crate) fn subject_plots(
+        &self,
+        subject: &PlotSubject,
+        at: Duration,
+    ) -> Option<HistoryStatus> {
         let track = match subject {
-            Subject::Service(name) => self.services.get(name)?,
-            Subject::Route(name) => self.routes.get(name)?,
+            PlotSubject::Service(name) => self.services.get(name)?,
+            PlotSubject::Route(name) => self.routes.get(name)?,
         };
         Some(HistoryStatus {
             rates: track.current_rates(at),
@@ -259,7 +270,7 @@ impl History {
 type Accounts<'a> = BTreeSet<&'a ServiceAccount>;
 
 /// The accounts of services, and the accounts that called them, each computed once.
-struct Behind<'a> {
+struct AccountIndex<'a> {
     mesh: &'a Mesh,
     history: &'a History,
     at: Duration,
@@ -267,7 +278,7 @@ struct Behind<'a> {
     arrived: BTreeMap<&'a ServiceName, Accounts<'a>>,
 }
 
-impl<'a> Behind<'a> {
+impl<'a> AccountIndex<'a> {
     fn service_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
         let mesh = self.mesh;
         let accounts =
@@ -289,18 +300,18 @@ impl<'a> Behind<'a> {
     }
 
     /// Empty for a step of a route: it is within the client's sidecar, and no bytes travel.
-    fn caller_accounts(&mut self, caller: &'a Caller) -> Accounts<'a> {
+    fn caller_accounts(&mut self, caller: &'a TrafficSource) -> Accounts<'a> {
         match caller {
-            Caller::Service(service) => self.service_accounts(service).clone(),
-            Caller::Workload(name) => {
+            TrafficSource::Service(service) => self.service_accounts(service).clone(),
+            TrafficSource::Workload(name) => {
                 self.mesh.workload(name).map(|workload| &workload.account).into_iter().collect()
             }
-            Caller::Route(_) => Accounts::new(),
+            TrafficSource::Route(_) => Accounts::new(),
         }
     }
 }
 
-impl Caller {
+impl TrafficSource {
     fn kind_and_name(&self) -> (&'static str, String) {
         match self {
             Self::Service(name) => ("service", name.to_string()),
@@ -310,7 +321,7 @@ impl Caller {
     }
 }
 
-impl Sent {
+impl LastReport {
     /// Sidecars do not report while they are idle: an old report means an idle sidecar.
     fn sidecar_traffic(
         &self,
@@ -333,11 +344,11 @@ impl Sent {
 
 /// Returns the source under which a workload's requests are counted: of its services, the most specific one,
 /// with the fewest workloads.
-fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> Caller {
+fn find_caller(mesh: &Mesh, workload: &WorkloadName) -> TrafficSource {
     let services = mesh.in_front_of(workload).map(|service| &service.name);
     match services.min_by_key(|service| mesh.service_workloads(service).count()) {
-        Some(service) => Caller::Service(service.clone()),
-        None => Caller::Workload(workload.clone()),
+        Some(service) => TrafficSource::Service(service.clone()),
+        None => TrafficSource::Workload(workload.clone()),
     }
 }
 
@@ -357,8 +368,8 @@ fn route_parent<'a>(
     route: &RouteName,
     service: &ServiceName,
 ) -> Option<&'a ServiceName> {
-    fn attached_parents<'a, K: Ord + Clone, R: Route>(
-        routes: &'a Attached<K, R>,
+    fn attached_parents<'a, K: Ord + Clone, R: AttachedRoute>(
+        routes: &'a RouteAttachments<K, R>,
         service: &ServiceName,
         is_named: impl Fn(&R) -> bool,
     ) -> impl Iterator<Item = &'a ServiceName> {

@@ -9,13 +9,13 @@ use leno_identity::{JoinBundle, Tokens};
 use leno_model::{TrustDomain, Workload, WorkloadName};
 use tokio::sync::watch;
 
-use crate::authority::Current;
+use crate::authority::AuthorityReceiver;
 
 /// Creates join bundles.
 #[derive(Debug)]
 pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
-    pub(crate) authority: Current,
+    pub(crate) authority: AuthorityReceiver,
     pub(crate) trust_domain: TrustDomain,
     /// Known addresses of control planes for proxies.
     pub(crate) control: Vec<SocketAddr>,

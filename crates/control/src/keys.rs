@@ -3,9 +3,9 @@
 //! Sidecars receive the keys with their configuration, so that none of them needs access to an issuer.
 
 mod access;
+mod fetch_interval;
 mod fetches;
 mod file;
-mod pace;
 mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,30 +13,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_identity::{BadKeys, JwtKeys};
-use leno_model::{Change, Guard, KeySource, Object, ServicePolicy};
-use leno_registry::Update;
+use leno_identity::{JwkSetError, JwtKeys};
+use leno_model::{Change, KeySource, Object, RequestCheck, ServicePolicy};
+use leno_registry::RegistryUpdate;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub use access::{KeyAccess, PermittedFiles, PermittedServers};
+use fetch_interval::JitterRandom;
 pub(crate) use fetches::JwksFetches;
-use pace::Draw;
 
 /// The JWKS endpoints in use.
-pub(crate) type Wanted = Arc<BTreeSet<KeySource>>;
+pub(crate) type ActiveKeySources = Arc<BTreeSet<KeySource>>;
 
 /// The result of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyUpdate {
     pub(crate) source: KeySource,
-    pub(crate) fetched: Fetched,
+    pub(crate) fetched: FetchOutcome,
 }
 
 /// The outcome of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fetched {
+pub(crate) enum FetchOutcome {
     /// A changed key set.
     Changed(Arc<str>),
     /// The same key set as before.
@@ -50,15 +50,15 @@ pub(crate) enum Fetched {
 /// Returns a policy's JWKS endpoints, with the indices of their issuers.
 pub(crate) fn issuer_sources(policy: &ServicePolicy) -> impl Iterator<Item = (usize, &KeySource)> {
     let rule = match policy.rule.server_check() {
-        Some(Guard::Tokens(rule)) => Some(rule),
-        Some(Guard::Authorization(_)) | None => None,
+        Some(RequestCheck::Tokens(rule)) => Some(rule),
+        Some(RequestCheck::Authorization(_)) | None => None,
     };
     let issuers = rule.into_iter().flat_map(|rule| rule.issuers.iter().enumerate());
     issuers.filter_map(|(index, issuer)| Some((index, issuer.keys.source()?)))
 }
 
 /// Returns the JWKS endpoints of an update.
-pub(crate) fn wanted_by(update: &Update) -> BTreeSet<KeySource> {
+pub(crate) fn wanted_by(update: &RegistryUpdate) -> BTreeSet<KeySource> {
     let policies = update.changes.iter().filter_map(|change| match change {
         Change::Upsert(Object::ServicePolicy(policy)) => Some(policy),
         _ => None,
@@ -68,19 +68,19 @@ pub(crate) fn wanted_by(update: &Update) -> BTreeSet<KeySource> {
 
 /// Fetches the key sets in use.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct JwksFetcher {
     /// CA certificates (PEM) for JWKS servers; the system's roots if absent.
     roots: Option<PathBuf>,
     /// The permitted endpoints.
     access: Arc<KeyAccess>,
-    known: BTreeMap<KeySource, Known>,
-    under_way: JoinSet<(KeySource, Result<Answer, String>)>,
-    draw: Draw,
+    known: BTreeMap<KeySource, JwksEndpointState>,
+    under_way: JoinSet<(KeySource, Result<JwksResponse, String>)>,
+    draw: JitterRandom,
 }
 
 /// The state of an endpoint.
 #[derive(Debug, Default)]
-struct Known {
+struct JwksEndpointState {
     set: Option<Arc<str>>,
     /// The ETag of the current set.
     tag: Option<String>,
@@ -97,24 +97,24 @@ struct Known {
 
 /// The reason why a response cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum UnusableKeys {
     #[error(transparent)]
-    Keys(#[from] BadKeys),
+    Keys(#[from] JwkSetError),
     #[error("returned 304 (Not Modified), but no keys were fetched before")]
     Unchanged,
 }
 
 /// The response of an endpoint.
 #[derive(Debug)]
-enum Answer {
+enum JwksResponse {
     Set { text: String, tag: Option<String>, max_age: Option<Duration> },
     Unchanged { max_age: Option<Duration> },
 }
 
-impl Keeper {
-    /// Creates a keeper without key sets; `seed` is for the random jitter.
+impl JwksFetcher {
+    /// Creates a fetcher without key sets; `seed` is for the random jitter.
     pub(crate) fn new(roots: Option<PathBuf>, access: KeyAccess, seed: u64) -> Self {
-        let (draw, access) = (Draw::new(seed), Arc::new(access));
+        let (draw, access) = (JitterRandom::new(seed), Arc::new(access));
         Self { roots, access, known: BTreeMap::new(), under_way: JoinSet::new(), draw }
     }
 
@@ -141,7 +141,7 @@ impl Keeper {
     /// Fetches the endpoints in use and reports the results, until the receiver is dropped.
     pub(crate) async fn fetch_until_closed(
         mut self,
-        mut wanted: watch::Receiver<Wanted>,
+        mut wanted: watch::Receiver<ActiveKeySources>,
         update: mpsc::Sender<KeyUpdate>,
     ) {
         loop {
@@ -182,16 +182,19 @@ impl Keeper {
             }
         }
         for source in wanted {
-            let new = || Known { due: Some(now), ..Known::default() };
+            let new = || JwksEndpointState { due: Some(now), ..JwksEndpointState::default() };
             self.known.entry(source.clone()).or_insert_with(new);
         }
-        gone.into_iter().map(|source| KeyUpdate { source, fetched: Fetched::Dropped }).collect()
+        gone.into_iter()
+            .map(|source| KeyUpdate { source, fetched: FetchOutcome::Dropped })
+            .collect()
     }
 
     /// Starts pending fetches, within the concurrency limit: the longest overdue first, so that unresponsive
     /// endpoints do not starve others.
-    fn begin_due(&mut self, now: Instant, which: impl Fn(&Known) -> bool) {
-        let is_due = |known: &Known| known.due.is_some_and(|due| due <= now) && which(known);
+    fn begin_due(&mut self, now: Instant, which: impl Fn(&JwksEndpointState) -> bool) {
+        let is_due =
+            |known: &JwksEndpointState| known.due.is_some_and(|due| due <= now) && which(known);
         let mut due: Vec<_> = self.known.iter_mut().filter(|(_, known)| is_due(known)).collect();
         due.sort_by_key(|(_, known)| known.due);
         let free = UNDER_WAY_MAX.saturating_sub(self.under_way.len());
@@ -227,45 +230,48 @@ impl Keeper {
     fn record_result(
         &mut self,
         source: KeySource,
-        read: Result<Answer, String>,
+        read: Result<JwksResponse, String>,
         now: Instant,
     ) -> Option<KeyUpdate> {
         let known = self.known.get_mut(&source)?;
-        let read = read
-            .and_then(|answer| known.record_response(answer).map_err(|error| error.to_string()));
+        let read = read.and_then(|response| {
+            known.record_response(response).map_err(|error| error.to_string())
+        });
         let (fetched, max_age) = match read {
-            Ok((changed, max_age)) => (changed.map_or(Fetched::Same, Fetched::Changed), max_age),
-            Err(why) => (Fetched::Failed(why), None),
+            Ok((changed, max_age)) => {
+                (changed.map_or(FetchOutcome::Same, FetchOutcome::Changed), max_age)
+            }
+            Err(reason) => (FetchOutcome::Failed(reason), None),
         };
         known.failures = match &fetched {
-            Fetched::Failed(_) => known.failures.saturating_add(1),
+            FetchOutcome::Failed(_) => known.failures.saturating_add(1),
             _ => 0,
         };
         let wait = match &source {
             KeySource::File(_) => LOOK_EVERY,
             KeySource::Server(server) if known.failures == 0 => {
-                pace::after_success(server.refresh_interval, max_age, &mut self.draw)
+                fetch_interval::after_success(server.refresh_interval, max_age, &mut self.draw)
             }
-            KeySource::Server(_) => pace::after_failure(known.failures, &mut self.draw),
+            KeySource::Server(_) => fetch_interval::after_failure(known.failures, &mut self.draw),
         };
         known.due = Some(now + wait);
         Some(KeyUpdate { source, fetched })
     }
 }
 
-impl Known {
+impl JwksEndpointState {
     /// Processes a response; returns the set if it changed.
     fn record_response(
         &mut self,
-        answer: Answer,
-    ) -> Result<(Option<Arc<str>>, Option<Duration>), Unusable> {
-        let (text, tag, max_age) = match answer {
-            Answer::Unchanged { .. } if self.set.is_none() => {
+        response: JwksResponse,
+    ) -> Result<(Option<Arc<str>>, Option<Duration>), UnusableKeys> {
+        let (text, tag, max_age) = match response {
+            JwksResponse::Unchanged { .. } if self.set.is_none() => {
                 self.tag = None;
-                return Err(Unusable::Unchanged);
+                return Err(UnusableKeys::Unchanged);
             }
-            Answer::Unchanged { max_age } => return Ok((None, max_age)),
-            Answer::Set { text, tag, max_age } => (text, tag, max_age),
+            JwksResponse::Unchanged { max_age } => return Ok((None, max_age)),
+            JwksResponse::Set { text, tag, max_age } => (text, tag, max_age),
         };
         // An unusable set is fetched again, regardless of its ETag.
         let public = JwtKeys::public_part(&text).inspect_err(|_| self.tag = None)?;

@@ -7,46 +7,46 @@
 
 pub mod admin;
 mod admin_address;
-mod answering;
 mod applications;
 mod authority;
 mod certify;
 mod compile;
 mod config;
 mod control;
+mod control_task;
+mod data_directory;
 mod dial;
 mod explain;
+mod explanation;
 pub mod figures;
 pub mod findings;
 #[cfg(test)]
 mod fixture;
 mod health;
 mod history;
+mod http_server;
 mod invite;
 mod keys;
 mod mesh;
 mod metrics;
+mod metrics_exporter;
 mod owner;
 mod page;
-mod part;
 mod peers;
-mod playground;
 mod presence;
 mod publish;
-mod push;
+mod query_share;
 mod rejected_joins;
 mod replaced;
 mod report;
 mod review;
 mod scrape_targets;
 mod server;
-mod serving;
-mod share;
+mod server_credential;
 mod sidecar_query;
 pub mod status;
 mod tap;
 mod watch;
-mod writable;
 
 pub use applications::{
     Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, exit_remedy,
@@ -54,13 +54,13 @@ pub use applications::{
 };
 pub use config::{Config, Limits, REPORT_EVERY, Times};
 pub use control::{Control, StartError, Stopped};
+pub use control_task::EndedUnexpectedly;
 pub use explain::{UnknownWorkload, snapshot_for};
+pub use explanation::{ExplainRequest, Explainer, Explanation};
 pub use health::Health;
 pub use invite::InviteError;
 pub use keys::{KeyAccess, PermittedFiles, PermittedServers};
-pub use part::EndedUnexpectedly;
-pub use playground::{Asked, Explained, Playground};
 pub use replaced::ReplacedSidecars;
-pub use review::{Holder, Review, ReviewError, Reviewer};
-pub use serving::ServingError;
+pub use review::{ReviewError, ReviewFuture, Reviewer, TokenSubject};
+pub use server_credential::ServerCredentialError;
 pub use watch::{UPDATES_MAX, trust_domain_of};

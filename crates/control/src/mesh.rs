@@ -29,9 +29,9 @@ use leno_model::{
 
 pub(crate) use addresses::is_own_address;
 pub(crate) use affected_set::AffectedSet;
-pub(crate) use attached::{Attached, Route};
+pub(crate) use attached::{AttachedRoute, RouteAttachments};
 pub(crate) use index::Index;
-pub(crate) use tags::{Affected, Scope, Tags};
+pub(crate) use tags::{AffectedByTags, RuleScope, TagObjects};
 
 /// The mTLS listen addresses of a workload's sidecar, by application port.
 pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
@@ -49,10 +49,10 @@ pub(crate) struct Mesh {
     ca_generation: u64,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
-    routes: Attached<(RouteKind, RouteName), HttpRoute>,
-    tls_routes: Attached<RouteName, TlsRoute>,
-    splits: Attached<RouteName, TrafficSplit>,
-    gateway_tcp_routes: Attached<RouteName, GatewayTcpRoute>,
+    routes: RouteAttachments<(RouteKind, RouteName), HttpRoute>,
+    tls_routes: RouteAttachments<RouteName, TlsRoute>,
+    splits: RouteAttachments<RouteName, TrafficSplit>,
+    gateway_tcp_routes: RouteAttachments<RouteName, GatewayTcpRoute>,
     targets: BTreeMap<PolicyName, TrafficTarget>,
     groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
@@ -63,7 +63,7 @@ pub(crate) struct Mesh {
     /// Connected sidecars, only of existing workloads.
     listening: BTreeMap<WorkloadName, Listeners>,
     /// Workloads with a sidecar and a recently changed port or account.
-    changed: sidecars::Changed,
+    changed: sidecars::ChangedWorkloads,
     /// The workloads that each service selects, and the reverse.
     selected: Index<ServiceName, WorkloadName>,
     selecting: Index<WorkloadName, ServiceName>,
@@ -72,7 +72,7 @@ pub(crate) struct Mesh {
     own_modes: BTreeMap<DefaultPolicy, usize>,
     by_destination: Index<ServiceAccount, PolicyName>,
     by_source: Index<ServiceAccount, PolicyName>,
-    tags: Tags,
+    tags: TagObjects,
     access_policies: access::AccessPolicies,
     addresses: addresses::Addresses,
     boundary: boundary::IngressAndEgress,
@@ -135,19 +135,19 @@ impl Mesh {
         self.services.values()
     }
 
-    pub(crate) fn http_routes(&self) -> &Attached<(RouteKind, RouteName), HttpRoute> {
+    pub(crate) fn http_routes(&self) -> &RouteAttachments<(RouteKind, RouteName), HttpRoute> {
         &self.routes
     }
 
-    pub(crate) fn tls_routes(&self) -> &Attached<RouteName, TlsRoute> {
+    pub(crate) fn tls_routes(&self) -> &RouteAttachments<RouteName, TlsRoute> {
         &self.tls_routes
     }
 
-    pub(crate) fn traffic_splits(&self) -> &Attached<RouteName, TrafficSplit> {
+    pub(crate) fn traffic_splits(&self) -> &RouteAttachments<RouteName, TrafficSplit> {
         &self.splits
     }
 
-    pub(crate) fn gateway_tcp_routes(&self) -> &Attached<RouteName, GatewayTcpRoute> {
+    pub(crate) fn gateway_tcp_routes(&self) -> &RouteAttachments<RouteName, GatewayTcpRoute> {
         &self.gateway_tcp_routes
     }
 
@@ -218,7 +218,7 @@ impl Mesh {
     }
 
     /// Returns tag rules and lanes.
-    pub(crate) fn tags(&self) -> &Tags {
+    pub(crate) fn tags(&self) -> &TagObjects {
         &self.tags
     }
 }
@@ -239,9 +239,9 @@ impl Mesh {
 
     /// Sets the generation in which certificates are issued from now on.
     pub(crate) fn issue_in(&mut self, ca_generation: u64) -> AffectedSet {
-        let everybody = self.ca_generation != ca_generation;
+        let all_proxies = self.ca_generation != ca_generation;
         self.ca_generation = ca_generation;
-        AffectedSet { everybody, ..AffectedSet::default() }
+        AffectedSet { all_proxies, ..AffectedSet::default() }
     }
 
     fn upsert(&mut self, object: Object, affected_set: &mut AffectedSet) {
@@ -417,7 +417,7 @@ impl Mesh {
             self.workloads.insert(name.clone(), new);
         }
         // `defaultPolicy: deny` switches between shared views and views per account.
-        affected_set.everybody |= had_strict != self.has_strict();
+        affected_set.all_proxies |= had_strict != self.has_strict();
         if !same {
             for service in services {
                 self.touch_service(&service, affected_set);
@@ -536,18 +536,18 @@ impl Mesh {
     }
 
     /// Marks the services and workloads affected by changed tag rules or lanes.
-    fn touch_tags(&self, affected: Affected, affected_set: &mut AffectedSet) {
-        affected_set.everybody |= affected.callers;
+    fn touch_tags(&self, affected: AffectedByTags, affected_set: &mut AffectedSet) {
+        affected_set.all_proxies |= affected.callers;
         for scope in affected.scopes {
             match scope {
-                Scope::Service(service) => {
+                RuleScope::Service(service) => {
                     affected_set.services.insert(service);
                 }
-                Scope::Namespace(namespace) => {
+                RuleScope::Namespace(namespace) => {
                     let inside = self.services.keys().filter(|name| name.namespace == namespace);
                     affected_set.services.extend(inside.cloned());
                 }
-                Scope::Mesh => affected_set.services.extend(self.services.keys().cloned()),
+                RuleScope::Mesh => affected_set.services.extend(self.services.keys().cloned()),
             }
         }
         for service in &affected.entry_services {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_telemetry::names::Metric;
+use leno_telemetry::names::MetricFamily;
 use leno_telemetry::names::control::{
     ALIASES, CERTIFICATE_REQUESTS_REJECTED, CERTIFICATES, CHANGES, CONDITIONS,
     CONNECTIONS_REJECTED, CONVERGENCE, DELTA_BYTES, HALF_OPEN_CONNECTIONS_EVICTED, JWKS_FETCHES,
@@ -10,7 +10,10 @@ use leno_telemetry::names::control::{
     PUSHES, QUEUES, RECEIVED, REJECTED_OBJECTS, REPORTS, SENT, SERIES_DROPPED, SERVICES,
     SNAPSHOTS_COMPILED, UPDATES_APPLIED, UPDATES_REJECTED, WORKLOADS,
 };
-use leno_telemetry::{Durations, Form, Names, Number, Page, Reader, lines_dropped};
+use leno_telemetry::{
+    AliasNames, DurationBuckets, ExpositionFormat, ExpositionWriter, MetricValue, MetricVisitor,
+    lines_dropped,
+};
 
 use crate::report::Report;
 use crate::server::Gauges;
@@ -19,11 +22,11 @@ use crate::server::Gauges;
 pub(crate) fn render_metrics(
     report: &Report<'_>,
     gauges: &Gauges,
-    form: Form,
-    names: Option<Names>,
+    form: ExpositionFormat,
+    names: Option<AliasNames>,
 ) -> String {
     let mut out = String::new();
-    let mut page = Page::new(form, &mut out);
+    let mut page = ExpositionWriter::new(form, &mut out);
     read(report, gauges, &mut page);
     if let Some(names) = names {
         write_aliases(&mut page, names, report, gauges);
@@ -33,7 +36,7 @@ pub(crate) fn render_metrics(
 }
 
 /// Passes all metrics of the control plane to `reader`.
-pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reader) {
+pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl MetricVisitor) {
     let status = report.status();
     let tally = report.connected.tally;
     let certifier = report.certifier;
@@ -72,30 +75,35 @@ pub(crate) fn read(report: &Report<'_>, gauges: &Gauges, reader: &mut impl Reade
     );
 }
 
-fn read_metric(reader: &mut impl Reader, metric: &'static Metric, number: u64) {
+fn read_metric(reader: &mut impl MetricVisitor, metric: &'static MetricFamily, number: u64) {
     reader.begin_metric(metric);
-    reader.record_number(&[], Number::Whole(number));
+    reader.record_number(&[], MetricValue::Whole(number));
 }
 
 /// Reads a metric with one label, with a number for each label value.
 fn read_labeled(
-    reader: &mut impl Reader,
-    metric: &'static Metric,
+    reader: &mut impl MetricVisitor,
+    metric: &'static MetricFamily,
     label: &'static str,
     numbers: impl IntoIterator<Item = (&'static str, u64)>,
 ) {
     reader.begin_metric(metric);
     for (value, number) in numbers {
-        reader.record_number(&[(label, value)], Number::Whole(number));
+        reader.record_number(&[(label, value)], MetricValue::Whole(number));
     }
 }
 
-fn convergence_durations<'a>(report: &Report<'a>) -> Durations<'a> {
-    Durations::new(report.connected.pushes.convergence_times(), &LIMITS)
+fn convergence_durations<'a>(report: &Report<'a>) -> DurationBuckets<'a> {
+    DurationBuckets::new(report.connected.pushes.convergence_times(), &LIMITS)
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
-fn write_aliases(page: &mut Page<'_>, names: Names, report: &Report<'_>, gauges: &Gauges) {
+fn write_aliases(
+    page: &mut ExpositionWriter<'_>,
+    names: AliasNames,
+    report: &Report<'_>,
+    gauges: &Gauges,
+) {
     let tally = report.connected.tally;
     for alias in ALIASES {
         page.start_alias(format!("{}_{}", names.mesh_prefix(), alias.name), alias.kind);
@@ -113,12 +121,15 @@ fn write_aliases(page: &mut Page<'_>, names: Names, report: &Report<'_>, gauges:
             }
             "error_err_code_count" => {
                 for (reason, count) in gauges.failed_connections() {
-                    page.record_number(&[("err_code", reason)], Number::Whole(count));
+                    page.record_number(&[("err_code", reason)], MetricValue::Whole(count));
                 }
                 continue;
             }
             "version_info" => {
-                page.record_number(&[("version", env!("CARGO_PKG_VERSION"))], Number::Whole(1));
+                page.record_number(
+                    &[("version", env!("CARGO_PKG_VERSION"))],
+                    MetricValue::Whole(1),
+                );
                 continue;
             }
             unknown => {
@@ -126,11 +137,11 @@ fn write_aliases(page: &mut Page<'_>, names: Names, report: &Report<'_>, gauges:
                 continue;
             }
         };
-        page.record_number(&[], Number::Whole(number));
+        page.record_number(&[], MetricValue::Whole(number));
     }
 }
 
-fn read_key_metrics(reader: &mut impl Reader, report: &Report<'_>) {
+fn read_key_metrics(reader: &mut impl MetricVisitor, report: &Report<'_>) {
     let (sources, without) = report.key_sources();
     let failing = report.keys.failing_count();
     let states = [("all", sources), ("failing", failing), ("without-keys", without)];
@@ -149,7 +160,7 @@ fn read_key_metrics(reader: &mut impl Reader, report: &Report<'_>) {
     read_labeled(reader, &JWKS_FETCHES, "result", results);
 }
 
-fn read_queue_metrics(reader: &mut impl Reader, report: &Report<'_>) {
+fn read_queue_metrics(reader: &mut impl MetricVisitor, report: &Report<'_>) {
     let queues = [
         ("updates", report.queues.updates),
         ("events", report.queues.events),

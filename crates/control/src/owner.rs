@@ -1,10 +1,10 @@
 //! The one task that owns the mesh: `next` waits, `apply` handles.
 
-mod answers;
-mod applicants;
+mod admin_query;
 mod claims;
 mod keys;
 mod other_replicas;
+mod pending_registrations;
 mod proxies;
 mod sidecars;
 mod subscriptions;
@@ -13,33 +13,35 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{ConnectionId, Event, InboundListener, Queued, Registered, Turn};
+use leno_discovery::{
+    ConnectionId, ConnectionTurn, Event, InboundListener, QueuedEvent, RegisteredSidecars,
+};
 use leno_model::{
     Change, MeshConfig, MetricsPush, Object, ObjectKey, SidecarFacts, TrustDomain, Workload,
     WorkloadName,
 };
-use leno_registry::Update;
+use leno_registry::RegistryUpdate;
 use leno_telemetry::LogLimits;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::applications::Applications;
-use crate::authority::{Current, Revoked};
-use crate::certify::{Certifier, Done};
+use crate::authority::{AuthorityReceiver, RevokedWorkloads};
+use crate::certify::{Certifier, CertifierEvent};
 use crate::config::{Limits, Times};
 use crate::history::History;
-use crate::keys::{Fetched, JwksFetches, KeyUpdate, Wanted};
+use crate::keys::{ActiveKeySources, FetchOutcome, JwksFetches, KeyUpdate};
 use crate::mesh::{AffectedSet, Listeners, Mesh};
 use crate::peers::Peers;
-use crate::presence::{Presence, Start};
-use crate::publish::{Cause, ConnectedProxies, ConnectedProxy, Edit};
-use crate::replaced::Replaced;
+use crate::presence::{Presence, StartupGrace};
+use crate::publish::{ChangeCause, ConnectedProxies, ConnectedProxy, ObjectEdit};
+use crate::replaced::ReplacedRejections;
 use crate::server::{Gauges, PendingConnections};
 use crate::status::Status;
 use crate::watch::Diagnostics;
 
-pub(crate) use answers::{Answer, Question, SidecarPlace};
-pub(crate) use applicants::Applicant;
+pub(crate) use admin_query::{AdminQuery, AdminResponse, SidecarLocation};
+pub(crate) use pending_registrations::PendingRegistration;
 
 /// The owner of the mesh and of all state that belongs to this task.
 #[derive(Debug)]
@@ -49,15 +51,15 @@ pub(crate) struct Owner {
     pub(crate) mesh: Mesh,
     pub(crate) connected: ConnectedProxies,
     pub(crate) presence: Presence,
-    pub(crate) start: Start,
+    pub(crate) start: StartupGrace,
     pub(crate) certifier: Certifier,
     /// Joins that wait for their workload to become known.
-    pub(crate) applicants: Vec<Applicant>,
+    pub(crate) pending_registrations: Vec<PendingRegistration>,
     pub(crate) diagnostics: Diagnostics,
     pub(crate) keys: JwksFetches,
     pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) gauges: Arc<Gauges>,
-    pub(crate) sent: Sent,
+    pub(crate) sent: OwnerOutputs,
     pub(crate) peers: Peers,
     pub(crate) swept: Instant,
     pub(crate) queues: Queues,
@@ -67,7 +69,7 @@ pub(crate) struct Owner {
     /// The time zero of the traffic history.
     pub(crate) began: Instant,
     /// Proxies with a response that is compiled in slices, each with its turn.
-    pub(crate) unfinished: VecDeque<(ConnectionId, Turn)>,
+    pub(crate) unfinished: VecDeque<(ConnectionId, ConnectionTurn)>,
     /// Log limits, by verified identity.
     pub(crate) logs: LogLimits<String>,
     /// The URL of the page.
@@ -77,7 +79,7 @@ pub(crate) struct Owner {
     /// Applications run by this machine's supervisor.
     pub(crate) applications: Applications,
     /// Replaced sidecars.
-    pub(crate) replaced: Replaced,
+    pub(crate) replaced: ReplacedRejections,
     /// True if a supervisor in this process runs the sidecar of each workload.
     pub(crate) supervised: bool,
     /// True in Kubernetes.
@@ -95,31 +97,31 @@ pub(crate) struct Queues {
 /// The owner's input queues; all are bounded.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    pub(crate) updates: mpsc::Receiver<Update>,
-    pub(crate) events: mpsc::Receiver<Queued>,
-    pub(crate) questions: mpsc::Receiver<(Question, oneshot::Sender<Answer>)>,
-    pub(crate) authority: Current,
-    pub(crate) revoked: watch::Receiver<Revoked>,
+    pub(crate) updates: mpsc::Receiver<RegistryUpdate>,
+    pub(crate) events: mpsc::Receiver<QueuedEvent>,
+    pub(crate) queries: mpsc::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
+    pub(crate) authority: AuthorityReceiver,
+    pub(crate) revoked: watch::Receiver<RevokedWorkloads>,
     pub(crate) keys: mpsc::Receiver<KeyUpdate>,
     /// The last query, after shutdown, for the final metrics export.
-    pub(crate) last: oneshot::Receiver<(Question, oneshot::Sender<Answer>)>,
+    pub(crate) last: oneshot::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     pub(crate) stop: watch::Receiver<bool>,
 }
 
 /// Values that other tasks watch.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct OwnerOutputs {
     pub(crate) workloads: watch::Sender<Arc<Vec<Workload>>>,
     pub(crate) registered: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
     /// The JWKS endpoints in use.
-    pub(crate) keys: watch::Sender<Wanted>,
+    pub(crate) keys: watch::Sender<ActiveKeySources>,
     /// The destination of metrics exports.
     pub(crate) metrics: watch::Sender<Option<Box<MetricsPush>>>,
     /// Facts about sidecars for the cluster; updated while there is a receiver.
     pub(crate) sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
     /// Sidecars connected here, for other control planes; updated while there is a receiver.
-    pub(crate) here: watch::Sender<Arc<Registered>>,
+    pub(crate) here: watch::Sender<Arc<RegisteredSidecars>>,
     /// The time of the next report to watchers: one report covers many events.
     pub(crate) due: Option<Instant>,
     /// The earliest time of the next report: reports take a limited share of the owner's time, however frequent
@@ -128,17 +130,17 @@ pub(crate) struct Sent {
 }
 
 /// An event for the owner.
-enum Input {
-    Update(Update),
-    Event(Queued),
+enum OwnerEvent {
+    Update(RegistryUpdate),
+    Event(QueuedEvent),
     /// The next slice of a response.
     Slice,
-    Question(Question, oneshot::Sender<Answer>),
-    Certifier(Done),
+    Question(AdminQuery, oneshot::Sender<AdminResponse>),
+    Certifier(CertifierEvent),
     /// The generation in which certificates are issued from now on.
     CaGeneration(u64),
     /// The complete set of workloads revoked by `leno revoke`.
-    Revoked(Revoked),
+    Revoked(RevokedWorkloads),
     Keys(KeyUpdate),
     Clock,
     Stop,
@@ -146,25 +148,25 @@ enum Input {
 
 /// The time of an event.
 #[derive(Clone, Copy)]
-struct Now {
+struct EventTime {
     clock: Instant,
     wall: SystemTime,
 }
 
 /// The state of an event: handled, or its proxy's response is compiled in slices.
-enum Answered {
-    AtOnce,
+enum EventHandling {
+    Handled,
     InSlices(ConnectionId),
 }
 
 /// Continue or stop.
 #[derive(PartialEq, Eq)]
-enum Verdict {
-    GoOn,
+enum LoopControl {
+    Continue,
     Stop,
 }
 
-impl Now {
+impl EventTime {
     fn read() -> Self {
         Self { clock: Instant::now(), wall: SystemTime::now() }
     }
@@ -174,13 +176,13 @@ impl Now {
 pub(crate) async fn run_owner(mut owner: Owner, mut inbox: Inbox) {
     loop {
         let input = owner.next(&mut inbox).await;
-        if owner.apply_input(input, Now::read()) == Verdict::Stop {
+        if owner.apply_input(input, EventTime::read()) == LoopControl::Stop {
             break;
         }
     }
     // The metrics export gets the same stop signal, and either queries or ends at once.
-    if let Ok((question, answer)) = inbox.last.await {
-        drop(answer.send(owner.handle_query(question, Now::read())));
+    if let Ok((query, answer)) = inbox.last.await {
+        drop(answer.send(owner.handle_query(query, EventTime::read())));
     }
 }
 
@@ -188,13 +190,13 @@ impl Owner {
     /// Applies the first facts, before watchers and proxies connect.
     pub(crate) fn with_first_update(
         mut self,
-        first: Update,
+        first: RegistryUpdate,
         keys: Vec<KeyUpdate>,
         trust_domain: &TrustDomain,
         ca_generation: u64,
-        revoked: Revoked,
+        revoked: RevokedWorkloads,
     ) -> Self {
-        let now = Now::read();
+        let now = EventTime::read();
         self.mesh.issue_in(ca_generation);
         self.mesh.set_revocations(revoked);
         self.mesh.apply(Change::Upsert(Object::MeshConfig(MeshConfig {
@@ -207,29 +209,29 @@ impl Owner {
         self
     }
 
-    async fn next(&mut self, inbox: &mut Inbox) -> Input {
+    async fn next(&mut self, inbox: &mut Inbox) -> OwnerEvent {
         self.queues = Queues {
             updates: inbox.updates.len(),
             events: inbox.events.len(),
-            queries: inbox.questions.len(),
+            queries: inbox.queries.len(),
         };
         let wake = self.wake_at();
         let has_slices = !self.unfinished.is_empty();
         tokio::select! {
-            Some(update) = inbox.updates.recv() => Input::Update(update),
-            Some(event) = inbox.events.recv() => Input::Event(event),
-            Some((question, answer)) = inbox.questions.recv() => Input::Question(question, answer),
+            Some(update) = inbox.updates.recv() => OwnerEvent::Update(update),
+            Some(event) = inbox.events.recv() => OwnerEvent::Event(event),
+            Some((query, answer)) = inbox.queries.recv() => OwnerEvent::Question(query, answer),
             Ok(()) = inbox.authority.changed() => {
-                Input::CaGeneration(inbox.authority.borrow_and_update().ca_generation())
+                OwnerEvent::CaGeneration(inbox.authority.borrow_and_update().ca_generation())
             }
             Ok(()) = inbox.revoked.changed() => {
-                Input::Revoked(inbox.revoked.borrow_and_update().clone())
+                OwnerEvent::Revoked(inbox.revoked.borrow_and_update().clone())
             }
-            Some(key_update) = inbox.keys.recv() => Input::Keys(key_update),
-            () = std::future::ready(()), if has_slices => Input::Slice,
-            done = self.certifier.next() => Input::Certifier(done),
-            () = tokio::time::sleep_until(wake) => Input::Clock,
-            _ = inbox.stop.wait_for(|stop| *stop) => Input::Stop,
+            Some(key_update) = inbox.keys.recv() => OwnerEvent::Keys(key_update),
+            () = std::future::ready(()), if has_slices => OwnerEvent::Slice,
+            done = self.certifier.next() => OwnerEvent::Certifier(done),
+            () = tokio::time::sleep_until(wake) => OwnerEvent::Clock,
+            _ = inbox.stop.wait_for(|stop| *stop) => OwnerEvent::Stop,
         }
     }
 
@@ -245,15 +247,16 @@ impl Owner {
         times.into_iter().flatten().fold(sweep, Instant::min)
     }
 
-    fn apply_input(&mut self, input: Input, now: Now) -> Verdict {
+    fn apply_input(&mut self, input: OwnerEvent, now: EventTime) -> LoopControl {
         // Traffic reports do not change the watched values; nor do fetches without new keys.
         let is_quiet = match &input {
-            Input::Clock | Input::Slice | Input::Question(..) => true,
-            Input::Event(Queued {
-                event: Event::Traffic { .. } | Event::Reported { .. }, ..
+            OwnerEvent::Clock | OwnerEvent::Slice | OwnerEvent::Question(..) => true,
+            OwnerEvent::Event(QueuedEvent {
+                event: Event::Traffic { .. } | Event::Reported { .. },
+                ..
             }) => true,
-            Input::Keys(key_update) => {
-                matches!(key_update.fetched, Fetched::Same | Fetched::Failed(_))
+            OwnerEvent::Keys(key_update) => {
+                matches!(key_update.fetched, FetchOutcome::Same | FetchOutcome::Failed(_))
             }
             _ => false,
         };
@@ -261,33 +264,35 @@ impl Owner {
             self.tell_soon(now);
         }
         match input {
-            Input::Update(update) => self.apply_update(update, now),
-            Input::Event(Queued { event, turn }) => {
+            OwnerEvent::Update(update) => self.apply_update(update, now),
+            OwnerEvent::Event(QueuedEvent { event, turn }) => {
                 let before = self.connected.total_work();
                 let progress = self.handle_event(event, now);
                 self.charge_turn(progress, before, turn, now);
             }
-            Input::Slice => {
+            OwnerEvent::Slice => {
                 if let Some((connection, turn)) = self.unfinished.pop_front() {
                     let before = self.connected.total_work();
                     let progress = self.continue_response(connection);
                     self.charge_turn(progress, before, turn, now);
                 }
             }
-            Input::Question(question, answer) => {
+            OwnerEvent::Question(query, answer) => {
                 // The client may have disconnected, before or meanwhile.
                 if !answer.is_closed() {
-                    drop(answer.send(self.handle_query(question, now)));
+                    drop(answer.send(self.handle_query(query, now)));
                 }
             }
-            Input::Certifier(Done::Signed(signed, occasion)) => {
+            OwnerEvent::Certifier(CertifierEvent::Signed(signed, occasion)) => {
                 self.handle_signed(&signed, occasion, now)
             }
-            Input::Certifier(Done::Reviewed(reviewed)) => self.handle_review(reviewed, now),
-            Input::CaGeneration(ca_generation) => {
+            OwnerEvent::Certifier(CertifierEvent::Reviewed(reviewed)) => {
+                self.handle_review(reviewed, now)
+            }
+            OwnerEvent::CaGeneration(ca_generation) => {
                 let affected_set = self.mesh.issue_in(ca_generation);
                 if !affected_set.is_empty() {
-                    let cause = (Cause::Authority, now.clock);
+                    let cause = (ChangeCause::Authority, now.clock);
                     self.connected.record_change(
                         &affected_set,
                         &self.mesh,
@@ -297,35 +302,41 @@ impl Owner {
                     );
                 }
             }
-            Input::Revoked(revoked) => self.apply_revocations(revoked, now),
-            Input::Keys(key_update) => self.keys_read(key_update, now),
-            Input::Clock => {}
-            Input::Stop => {
+            OwnerEvent::Revoked(revoked) => self.apply_revocations(revoked, now),
+            OwnerEvent::Keys(key_update) => self.keys_read(key_update, now),
+            OwnerEvent::Clock => {}
+            OwnerEvent::Stop => {
                 self.shutdown(now);
-                return Verdict::Stop;
+                return LoopControl::Stop;
             }
         }
         self.handle_due(now);
-        Verdict::GoOn
+        LoopControl::Continue
     }
 
     /// Charges a connection for the work of its turn, and keeps the turn while there is more to do.
-    fn charge_turn(&mut self, progress: Answered, before: u64, turn: Turn, now: Now) {
+    fn charge_turn(
+        &mut self,
+        progress: EventHandling,
+        before: u64,
+        turn: ConnectionTurn,
+        now: EventTime,
+    ) {
         let done = self.connected.total_work().saturating_sub(before);
         turn.charge(EVENT_UNITS.saturating_add(done), now.clock);
-        if let Answered::InSlices(connection) = progress {
+        if let EventHandling::InSlices(connection) = progress {
             self.unfinished.push_back((connection, turn));
         }
     }
 
-    fn tell_soon(&mut self, now: Now) {
+    fn tell_soon(&mut self, now: EventTime) {
         let soon = now.clock + TELL_AFTER;
         let due = self.sent.not_before.map_or(soon, |earliest| earliest.max(soon));
         self.sent.due.get_or_insert(due);
     }
 
     /// Handles everything that is due now, independent of the event.
-    fn handle_due(&mut self, now: Now) {
+    fn handle_due(&mut self, now: EventTime) {
         for workload in self.presence.take_lost(now.clock) {
             tracing::info!(%workload, "the sidecar did not reconnect: its endpoints are withdrawn");
             self.set_listeners(&workload, None, now);
@@ -334,7 +345,7 @@ impl Owner {
             let affected_set = self.mesh.give_up(&workload);
             if !affected_set.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
-                let cause = (Cause::Gone(workload), now.clock);
+                let cause = (ChangeCause::Gone(workload), now.clock);
                 self.connected.record_change(
                     &affected_set,
                     &self.mesh,
@@ -370,7 +381,7 @@ impl Owner {
         }
     }
 
-    fn apply_update(&mut self, update: Update, now: Now) {
+    fn apply_update(&mut self, update: RegistryUpdate, now: EventTime) {
         let trust_domain = self.mesh.config().trust_domain.clone();
         let noticed = update.noticed.map_or(now.clock, Instant::from_std);
         let changes = self.diagnostics.process_update(update, &trust_domain);
@@ -387,15 +398,15 @@ impl Owner {
                 Change::Remove(key) => key.clone(),
             };
             tracing::debug!(object = %key, "changed");
-            first.get_or_insert_with(|| (key.clone(), Edit::from_change(&change)));
+            first.get_or_insert_with(|| (key.clone(), ObjectEdit::from_change(&change)));
             if let ObjectKey::Workload(name) = key {
                 workloads.insert(name);
             }
             affected_set.merge(self.mesh.apply(change));
         }
         let cause = match first {
-            Some((key, edit)) if count > 1 => Cause::Objects(count, key, edit),
-            Some((key, edit)) => Cause::Object(key, edit),
+            Some((key, edit)) if count > 1 => ChangeCause::Objects(count, key, edit),
+            Some((key, edit)) => ChangeCause::Object(key, edit),
             None => return,
         };
         self.want_keys();
@@ -410,7 +421,7 @@ impl Owner {
             self.presence.expect_sidecar(name, now.clock + CHANGED_MAX);
         }
         let any_workload = !workloads.is_empty();
-        if affected_set.everybody {
+        if affected_set.all_proxies {
             // Some of them may be revoked.
             workloads.extend(self.connected.connected_workloads());
         }
@@ -430,7 +441,7 @@ impl Owner {
         }
     }
 
-    fn handle_event(&mut self, event: Event, now: Now) -> Answered {
+    fn handle_event(&mut self, event: Event, now: EventTime) -> EventHandling {
         match event {
             Event::Connected(connected) => return self.handle_connected(*connected, now),
             Event::Listeners { connection, listeners } => {
@@ -441,13 +452,13 @@ impl Owner {
                     proxy.report = *report;
                 }
             }
-            Event::Wanted { connection, change } => {
+            Event::SubscriptionsChanged { connection, change } => {
                 return self.change_subscriptions(connection, *change, now);
             }
             Event::Applied { connection, change, refused, bytes } => {
                 self.connected.record_applied(connection, change, refused, bytes, now.clock);
             }
-            Event::Refused { connection, refusals } => {
+            Event::Rejected { connection, refusals } => {
                 self.record_rejections(connection, refusals, now)
             }
             Event::Traffic { connection, traffic } => {
@@ -456,11 +467,11 @@ impl Owner {
                     self.history.record_report(&self.mesh, &proxy.workload, &traffic, at);
                 }
             }
-            Event::Certify { connection, csr, answer } => {
+            Event::CertificateRequested { connection, csr, answer } => {
                 self.renew_certificate(connection, csr, answer, now);
             }
-            Event::Join(joining) => self.join(joining, now),
-            Event::Left { connection } => self.handle_disconnect(connection, now),
+            Event::JoinRequested(joining) => self.join(joining, now),
+            Event::Disconnected { connection } => self.handle_disconnect(connection, now),
             // The report follows every event.
             Event::PeerArrived => {}
             Event::OtherReplica { connection, here, gone } => {
@@ -472,13 +483,18 @@ impl Owner {
                 }
             }
         }
-        Answered::AtOnce
+        EventHandling::Handled
     }
 
-    fn set_listeners(&mut self, workload: &WorkloadName, listeners: Option<Listeners>, now: Now) {
+    fn set_listeners(
+        &mut self,
+        workload: &WorkloadName,
+        listeners: Option<Listeners>,
+        now: EventTime,
+    ) {
         let cause = match listeners {
-            Some(_) => Cause::Listens(workload.clone()),
-            None => Cause::Gone(workload.clone()),
+            Some(_) => ChangeCause::ListenersChanged(workload.clone()),
+            None => ChangeCause::Gone(workload.clone()),
         };
         let affected_set = self.mesh.set_listeners(workload, listeners);
         if !affected_set.is_empty() {
@@ -487,7 +503,7 @@ impl Owner {
     }
 
     /// Ends streams with an expired certificate or an ended task.
-    fn end_expired_streams(&mut self, now: Now) {
+    fn end_expired_streams(&mut self, now: EventTime) {
         self.history.evict_expired(&self.mesh, now.clock.duration_since(self.began));
         let expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
         let ended: Vec<(ConnectionId, bool)> = self
@@ -504,7 +520,7 @@ impl Owner {
         }
     }
 
-    fn shutdown(&mut self, now: Now) {
+    fn shutdown(&mut self, now: EventTime) {
         let all: Vec<ConnectionId> = self.connected.proxies().map(|(id, _)| id).collect();
         for connection in all {
             if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {

@@ -21,26 +21,26 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use leno_discovery::Taps;
-use leno_identity::{FileOrigin, OwnNames, read_regular_text};
-use leno_listen::Source;
+use leno_identity::{AcceptedHosts, FileOrigin, read_regular_text};
+use leno_listen::ConnectionSource;
 use leno_model::Reason;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use self::findings::Findings;
+use self::findings::FindingsCache;
 use crate::admin::{
-    Questions, ask_owner, parse_query, query_objects, query_owner, stopping_response,
+    AdminQueries, ask_owner, parse_query, query_objects, query_owner, stopping_response,
 };
-use crate::answering::{
-    Answering, reject_cross_site, serve_all, text_response, typed_body, typed_response,
+use crate::data_directory::DataDirectory;
+use crate::explanation::ExplainRunner;
+use crate::http_server::{
+    RequestHandler, reject_cross_site, serve_all, text_response, typed_body, typed_response,
 };
-use crate::owner::{Answer, Question};
-use crate::playground::Explaining;
+use crate::owner::{AdminQuery, AdminResponse};
+use crate::query_share::QueryShare;
 use crate::scrape_targets::Scraper;
-use crate::share::Share;
-use crate::tap::Lines;
-use crate::writable::DataDirectory;
+use crate::tap::TapBody;
 
 /// The page's listener and its tokens.
 #[derive(Debug)]
@@ -89,16 +89,16 @@ impl Page {
     /// Serves until shutdown.
     pub(crate) async fn serve(
         self,
-        questions: Questions,
-        Lent { explaining, taps, directory }: Lent,
+        queries: AdminQueries,
+        PageResources { explaining, taps, directory }: PageResources,
         stop: watch::Receiver<bool>,
     ) {
-        let findings = Findings::new(directory);
-        let (asking, explained) = (Share::new(ASKING_PAUSE), Share::new(EXPLAINED_PAUSE));
-        let key = self.token.map(|token| Key::new(token, self.address.port()));
+        let findings = FindingsCache::new(directory);
+        let (asking, explained) = (QueryShare::new(ASKING_PAUSE), QueryShare::new(EXPLAINED_PAUSE));
+        let key = self.token.map(|token| PageToken::new(token, self.address.port()));
         let live = self.live;
         let server =
-            PageServer { questions, key, live, explaining, taps, asking, explained, findings };
+            PageServer { queries, key, live, explaining, taps, asking, explained, findings };
         let server = Arc::new(server);
         serve_all(self.listener, CONNECTIONS_MAX, server, stop).await;
     }
@@ -106,8 +106,8 @@ impl Page {
 
 /// The parts of the control plane that the page needs, in addition to the mesh owner.
 #[derive(Debug)]
-pub(crate) struct Lent {
-    pub(crate) explaining: Explaining,
+pub(crate) struct PageResources {
+    pub(crate) explaining: ExplainRunner,
     pub(crate) taps: Arc<Taps>,
     pub(crate) directory: Arc<DataDirectory>,
 }
@@ -152,35 +152,35 @@ fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
 
 /// The request handler.
 struct PageServer {
-    questions: Questions,
-    key: Option<Key>,
+    queries: AdminQueries,
+    key: Option<PageToken>,
     /// The token required for live requests, in addition to the key if there is one.
     live: String,
-    explaining: Explaining,
+    explaining: ExplainRunner,
     taps: Arc<Taps>,
     /// Serializes queries of all browsers: the mesh owner has other work.
-    asking: Share,
+    asking: QueryShare,
     /// Serializes explanations of this page: a client of the admin socket waits for at most one of them.
-    explained: Share,
-    findings: Findings,
+    explained: QueryShare,
+    findings: FindingsCache,
 }
 
 /// The access token of the page.
-struct Key {
+struct PageToken {
     token: String,
     /// The name of its cookie. Cookies ignore ports (RFC 6265 §8.5): two pages on one host would overwrite each
     /// other's.
     cookie: String,
 }
 
-impl Key {
+impl PageToken {
     fn new(token: String, port: u16) -> Self {
         Self { token, cookie: format!("leno-page-{port}") }
     }
 }
 
-impl Answering for PageServer {
-    type Body = Either<Full<Bytes>, Lines>;
+impl RequestHandler for PageServer {
+    type Body = Either<Full<Bytes>, TapBody>;
 
     const SERVER: &'static str = "page";
 
@@ -190,13 +190,13 @@ impl Answering for PageServer {
     async fn handle_request(
         &self,
         request: Request<Incoming>,
-        source: Source,
+        source: ConnectionSource,
     ) -> Response<Self::Body> {
         let (parts, _) = request.into_parts();
         let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
         let mut response =
             match admit_request(self.key.as_ref(), &parts.uri, &parts.headers, target) {
-                Entry::Admitted => match target.strip_prefix("/api/tap?") {
+                PageAdmission::Admitted => match target.strip_prefix("/api/tap?") {
                     Some(query) if parts.method == Method::GET => {
                         self.stream_tap(&parts.headers, query)
                     }
@@ -204,7 +204,7 @@ impl Answering for PageServer {
                         self.handle_admitted(&parts.method, target, source).await.map(Either::Left)
                     }
                 },
-                Entry::Turned(response) => response.map(Either::Left),
+                PageAdmission::Turned(response) => response.map(Either::Left),
             };
         set_security_headers(response.headers_mut());
         response
@@ -216,7 +216,7 @@ impl PageServer {
         &self,
         method: &Method,
         target: &str,
-        source: Source,
+        source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         if !matches!(*method, Method::GET | Method::HEAD) {
             let reason = "this page is read-only: use GET\n";
@@ -236,7 +236,7 @@ impl PageServer {
             return self.explain_request(query.unwrap_or_default()).await;
         }
         if path == "/api/findings" {
-            return self.findings.findings_response(&self.questions, &self.asking).await;
+            return self.findings.findings_response(&self.queries, &self.asking).await;
         }
         // Metrics are on the admin socket only. Prometheus discovers sidecars here.
         let asked = path.strip_prefix("/api").filter(|path| *path != "/metrics");
@@ -245,12 +245,12 @@ impl PageServer {
             Some(question) => {
                 let _turn = self.asking.acquire_turn().await;
                 match question {
-                    Question::Status => self.status_response().await,
-                    Question::ScrapeTargets(_) => {
+                    AdminQuery::Status => self.status_response().await,
+                    AdminQuery::ScrapeTargets(_) => {
                         let scraper = Scraper::from_source(source);
-                        ask_owner(&self.questions, Question::ScrapeTargets(scraper)).await
+                        ask_owner(&self.queries, AdminQuery::ScrapeTargets(scraper)).await
                     }
-                    question => ask_owner(&self.questions, question).await,
+                    question => ask_owner(&self.queries, question).await,
                 }
             }
             None => text_response(StatusCode::NOT_FOUND, "not found: open /\n".to_owned()),
@@ -261,12 +261,16 @@ impl PageServer {
 impl PageServer {
     /// Streams live requests. The token must be in the request itself: cookies are sent to every port of a
     /// host, and on loopback another user may own a port.
-    fn stream_tap(&self, headers: &HeaderMap, query: &str) -> Response<Either<Full<Bytes>, Lines>> {
+    fn stream_tap(
+        &self,
+        headers: &HeaderMap,
+        query: &str,
+    ) -> Response<Either<Full<Bytes>, TapBody>> {
         let shown = bearer_token(headers).is_some_and(|shown| is_equal(shown, &self.live));
         if !shown {
             return text_response(StatusCode::UNAUTHORIZED, NO_LIVE.to_owned()).map(Either::Left);
         }
-        match Lines::open(&self.taps, query) {
+        match TapBody::open(&self.taps, query) {
             Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
             Err((status, problem)) => {
                 text_response(status, format!("{problem}\n")).map(Either::Left)
@@ -276,7 +280,8 @@ impl PageServer {
 
     /// Returns the status without the URL of the page, which would expose the token to scripts.
     async fn status_response(&self) -> Response<Full<Bytes>> {
-        let Some(Answer::Json(mut status)) = query_owner(&self.questions, Question::Status).await
+        let Some(AdminResponse::Json(mut status)) =
+            query_owner(&self.queries, AdminQuery::Status).await
         else {
             return stopping_response();
         };
@@ -290,7 +295,7 @@ impl PageServer {
     /// Explains the rules for the request that a query describes.
     async fn explain_request(&self, query: &str) -> Response<Full<Bytes>> {
         let _turn = self.explained.acquire_turn().await;
-        match self.explaining.explain_query(query, query_objects(&self.questions)).await {
+        match self.explaining.explain_query(query, query_objects(&self.queries)).await {
             Ok(explained) => text_response(StatusCode::OK, explained.text),
             Err((status, reason)) => text_response(status, reason),
         }
@@ -311,23 +316,29 @@ fn reasons_json() -> String {
 }
 
 /// The admission of a request.
-enum Entry {
+enum PageAdmission {
     Admitted,
     Turned(Box<Response<Full<Bytes>>>),
 }
 
 /// Checks the origin and token of a request. A browser that sends the token once gets a cookie.
-fn admit_request(key: Option<&Key>, uri: &Uri, headers: &HeaderMap, target: &str) -> Entry {
-    let turned =
-        |status, reason: &str| Entry::Turned(Box::new(text_response(status, reason.to_owned())));
-    let names = if key.is_some() { OwnNames::Any } else { OwnNames::Local };
+fn admit_request(
+    key: Option<&PageToken>,
+    uri: &Uri,
+    headers: &HeaderMap,
+    target: &str,
+) -> PageAdmission {
+    let turned = |status, reason: &str| {
+        PageAdmission::Turned(Box::new(text_response(status, reason.to_owned())))
+    };
+    let names = if key.is_some() { AcceptedHosts::Any } else { AcceptedHosts::Local };
     // A link on another site may open the page itself, and none of its data.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
     if let Some(response) = reject_cross_site(uri, headers, names, is_page) {
-        return Entry::Turned(Box::new(response));
+        return PageAdmission::Turned(Box::new(response));
     }
-    let Some(Key { token, cookie: name }) = key else {
-        return Entry::Admitted;
+    let Some(PageToken { token, cookie: name }) = key else {
+        return PageAdmission::Admitted;
     };
     if let Some(shown) = target.strip_prefix("/?token=") {
         if !is_equal(shown, token) {
@@ -339,14 +350,14 @@ fn admit_request(key: Option<&Key>, uri: &Uri, headers: &HeaderMap, target: &str
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
         response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
-        return Entry::Turned(Box::new(response));
+        return PageAdmission::Turned(Box::new(response));
     }
     let bearer = bearer_token(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
     let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
     match [bearer, cookie].into_iter().flatten().any(|shown| is_equal(shown, token)) {
-        true => Entry::Admitted,
+        true => PageAdmission::Admitted,
         false => turned(StatusCode::UNAUTHORIZED, NO_TOKEN),
     }
 }

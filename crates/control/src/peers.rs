@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leno_discovery::{
-    Budget, ConnectionId, EventQueue, FollowError, Registered, Registration, follow_peer,
+    Budget, ConnectionId, DiscoveryError, EventQueue, RegisteredSidecars, Registration, follow_peer,
 };
 use leno_model::WorkloadName;
 use rustls::ClientConfig;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 /// The sidecars of other control planes, by the stream that reports them.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    sent: BTreeMap<ConnectionId, Registered>,
+    sent: BTreeMap<ConnectionId, RegisteredSidecars>,
     addresses: PeerAddresses,
 }
 
@@ -86,7 +86,7 @@ impl Peers {
     }
 
     /// Removes a control plane, and returns its sidecars.
-    pub(crate) fn remove_peer(&mut self, peer: ConnectionId) -> Registered {
+    pub(crate) fn remove_peer(&mut self, peer: ConnectionId) -> RegisteredSidecars {
         self.sent.remove(&peer).unwrap_or_default()
     }
 
@@ -107,7 +107,7 @@ impl Peers {
 
 /// The dependencies of a stream to another control plane.
 #[derive(Debug)]
-pub(crate) struct Follower {
+pub(crate) struct PeerStreamContext {
     pub(crate) configs: watch::Receiver<Arc<ClientConfig>>,
     pub(crate) events: EventQueue,
     pub(crate) addresses: PeerAddresses,
@@ -122,7 +122,7 @@ pub(crate) struct Follower {
 pub(crate) async fn follow_all(
     always: Vec<SocketAddr>,
     mut found: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
-    follower: Follower,
+    follower: PeerStreamContext,
 ) {
     let always: BTreeSet<SocketAddr> = always.into_iter().collect();
     let wanted = watch::Sender::new(BTreeSet::new());
@@ -176,7 +176,7 @@ async fn wait_for_change(
 async fn follow_one(
     address: SocketAddr,
     mut wanted: watch::Receiver<BTreeSet<SocketAddr>>,
-    follower: Arc<Follower>,
+    follower: Arc<PeerStreamContext>,
 ) {
     loop {
         match dial_peer(address, &follower).await {
@@ -192,7 +192,10 @@ async fn follow_one(
     }
 }
 
-async fn dial_peer(address: SocketAddr, follower: &Follower) -> std::io::Result<FollowError> {
+async fn dial_peer(
+    address: SocketAddr,
+    follower: &PeerStreamContext,
+) -> std::io::Result<DiscoveryError> {
     let config = Arc::clone(&follower.configs.borrow());
     let connected = async {
         let tcp = TcpStream::connect(address).await?;

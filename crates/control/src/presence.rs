@@ -8,18 +8,18 @@ use leno_model::WorkloadName;
 use tokio::time::Instant;
 
 use crate::mesh::Mesh;
-use crate::publish::Settling;
+use crate::publish::GracePeriod;
 
 /// Sidecars that are connected or were until recently. Time is an argument.
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
-    standing: BTreeMap<WorkloadName, Standing>,
+    sidecars: BTreeMap<WorkloadName, SidecarPresence>,
     /// Workloads with a changed port or account, each until requests no longer wait for its sidecar.
     changed: BTreeMap<WorkloadName, Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum SidecarPresence {
     Connected(ConnectionId),
     /// Its stream ended; the grace period ends at this time.
     Missing(Instant),
@@ -28,8 +28,8 @@ enum Standing {
 impl Presence {
     /// Marks a sidecar as connected.
     pub(crate) fn mark_connected(&mut self, workload: &WorkloadName, connection: ConnectionId) {
-        let standing = Standing::Connected(connection);
-        self.standing.insert(workload.clone(), standing);
+        let presence = SidecarPresence::Connected(connection);
+        self.sidecars.insert(workload.clone(), presence);
     }
 
     /// Handles the end of a stream: its sidecar is missing from now on, unless it has another stream already.
@@ -39,17 +39,17 @@ impl Presence {
         connection: ConnectionId,
         until: Instant,
     ) {
-        if let Some(standing) = self.standing.get_mut(workload)
-            && *standing == Standing::Connected(connection)
+        if let Some(presence) = self.sidecars.get_mut(workload)
+            && *presence == SidecarPresence::Connected(connection)
         {
-            *standing = Standing::Missing(until);
+            *presence = SidecarPresence::Missing(until);
         }
     }
 
     /// Handles a reconnected sidecar that has not reported its listeners: the known ones may be outdated.
     pub(crate) fn mark_uncertain(&mut self, workload: &WorkloadName, until: Instant) {
-        let standing = Standing::Missing(until);
-        self.standing.insert(workload.clone(), standing);
+        let presence = SidecarPresence::Missing(until);
+        self.sidecars.insert(workload.clone(), presence);
     }
 
     /// Records the change of a workload: requests wait for its sidecar until then.
@@ -65,54 +65,54 @@ impl Presence {
 
     /// Removes a workload.
     pub(crate) fn remove_workload(&mut self, workload: &WorkloadName) {
-        self.standing.remove(workload);
+        self.sidecars.remove(workload);
     }
 
     /// Removes and returns the sidecars that did not reconnect within the grace period.
     pub(crate) fn take_lost(&mut self, now: Instant) -> Vec<WorkloadName> {
         let mut lost = Vec::new();
-        self.standing.retain(|workload, standing| match standing {
-            Standing::Missing(until) if *until <= now => {
+        self.sidecars.retain(|workload, presence| match presence {
+            SidecarPresence::Missing(until) if *until <= now => {
                 lost.push(workload.clone());
                 false
             }
-            Standing::Missing(_) | Standing::Connected(_) => true,
+            SidecarPresence::Missing(_) | SidecarPresence::Connected(_) => true,
         });
         lost
     }
 
     /// Returns the next time at which the wait for a sidecar ends.
     pub(crate) fn next_loss(&self) -> Option<Instant> {
-        let until = |standing: &Standing| match standing {
-            Standing::Missing(until) => Some(*until),
-            Standing::Connected(_) => None,
+        let until = |presence: &SidecarPresence| match presence {
+            SidecarPresence::Missing(until) => Some(*until),
+            SidecarPresence::Connected(_) => None,
         };
-        let missing = self.standing.values().filter_map(until);
+        let missing = self.sidecars.values().filter_map(until);
         missing.chain(self.changed.values().copied()).min()
     }
 
     pub(crate) fn is_missing(&self, workload: &WorkloadName) -> bool {
-        let standing = self.standing.get(workload);
-        matches!(standing, Some(Standing::Missing(_)))
+        let presence = self.sidecars.get(workload);
+        matches!(presence, Some(SidecarPresence::Missing(_)))
     }
 }
 
 /// The startup grace period, in which sidecars reconnect.
 #[derive(Debug)]
-pub(crate) struct Start {
+pub(crate) struct StartupGrace {
     until: Option<Instant>,
 }
 
-impl Start {
+impl StartupGrace {
     pub(crate) fn new(now: Instant, settle: Duration) -> Self {
         Self { until: Some(now + settle) }
     }
 
     /// Indicates if sidecars that have not reported yet may still be reconnecting.
-    pub(crate) fn grace_state(&self) -> Settling {
+    pub(crate) fn grace_state(&self) -> GracePeriod {
         match self.until {
-            Some(_) => Settling::Yes,
-            None => Settling::No,
+            Some(_) => GracePeriod::Yes,
+            None => GracePeriod::No,
         }
     }
 

@@ -1,26 +1,26 @@
 //! Publication of changes: sends each change to the affected proxies only, after a short debounce time.
 
-mod journal;
+mod change_log;
 mod proxy;
 mod pushes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use leno_discovery::{ChangeId, ConnectionId, Doubt};
+use leno_discovery::{ChangeId, ConnectionId, UnknownEndpoints};
 use leno_model::{ServiceName, WorkloadName};
 use tokio::time::Instant;
 
 use crate::compile::{
-    Views, address_entries, compile_config, dns_record, prepare_services, uncertain_endpoints,
-    used_services,
+    ServiceConfigCache, address_entries, compile_config, dns_record, prepare_services,
+    uncertain_endpoints, used_services,
 };
 use crate::config::Times;
 use crate::mesh::{AffectedSet, Index, Mesh};
 
-pub(crate) use journal::{Cause, Edit, Journal, Noted};
-pub(crate) use proxy::{ConnectedProxy, Pushed};
-pub(crate) use pushes::{ConfigPush, ConfigPushes, Sent};
+pub(crate) use change_log::{ChangeCause, ChangeLog, ObjectEdit, RecordedChange};
+pub(crate) use proxy::{ConnectedProxy, PushOutcome};
+pub(crate) use pushes::{ConfigPush, ConfigPushes, SentPush};
 
 /// All connected proxies, their dependencies, and the pending updates.
 #[derive(Debug)]
@@ -34,20 +34,20 @@ pub(crate) struct ConnectedProxies {
     /// Proxies that queried an address.
     by_address: Index<IpAddr, ConnectionId>,
     asked: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
-    views: Views,
-    pending: Option<Pending>,
-    sending: Option<Sending>,
+    views: ServiceConfigCache,
+    pending: Option<PendingChanges>,
+    sending: Option<PushInProgress>,
     newest: ChangeId,
     /// The total work so far, in budget units.
     work: u64,
     pub(crate) pushes: ConfigPushes,
-    pub(crate) journal: Journal,
-    pub(crate) tally: Tally,
+    pub(crate) change_log: ChangeLog,
+    pub(crate) tally: PublishCounters,
 }
 
 /// Changes that have not been sent yet.
 #[derive(Debug)]
-struct Pending {
+struct PendingChanges {
     due: BTreeSet<ConnectionId>,
     seen: Vec<Instant>,
     first: Instant,
@@ -56,28 +56,28 @@ struct Pending {
 
 /// A push in progress, sent in slices.
 #[derive(Debug)]
-struct Sending {
+struct PushInProgress {
     change: ChangeId,
     /// The proxies that it has not been sent to.
     due: BTreeSet<ConnectionId>,
     /// Proxies that have received an update and may not have applied it.
     reached: BTreeSet<ConnectionId>,
     seen: Vec<Instant>,
-    concerned: usize,
+    affected_proxies: usize,
     recipients: usize,
     at: Instant,
 }
 
 /// The state of work in slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum SliceProgress {
     Done,
     More,
 }
 
 /// Counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Tally {
+pub(crate) struct PublishCounters {
     /// Changes that could affect a proxy.
     pub(crate) changes: u64,
     /// Compiled configurations.
@@ -96,7 +96,7 @@ pub(crate) struct Tally {
 
 /// Indicates if sidecars that have not reported yet may still be reconnecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Settling {
+pub(crate) enum GracePeriod {
     /// The startup grace period is in progress.
     Yes,
     /// The connected sidecars are complete.
@@ -114,14 +114,14 @@ impl ConnectedProxies {
             depends: BTreeMap::new(),
             by_address: Index::default(),
             asked: BTreeMap::new(),
-            views: Views::default(),
+            views: ServiceConfigCache::default(),
             pending: None,
             sending: None,
             newest: first,
             work: 0,
             pushes: ConfigPushes::default(),
-            journal: Journal::default(),
-            tally: Tally::default(),
+            change_log: ChangeLog::default(),
+            tally: PublishCounters::default(),
         }
     }
 
@@ -199,7 +199,7 @@ impl ConnectedProxies {
         &mut self,
         connection: ConnectionId,
         change: ChangeId,
-        refused: usize,
+        rejected: usize,
         bytes: u64,
         now: Instant,
     ) {
@@ -208,7 +208,7 @@ impl ConnectedProxies {
         let Some(proxy) = self.proxies.get_mut(&connection) else {
             return;
         };
-        proxy.record_applied(change, refused, now);
+        proxy.record_applied(change, rejected, now);
         proxy.unsettled_bytes += bytes;
         if !proxy.is_behind() {
             let bytes = std::mem::take(&mut proxy.unsettled_bytes);
@@ -222,16 +222,21 @@ impl ConnectedProxies {
         &mut self,
         affected_set: &AffectedSet,
         mesh: &Mesh,
-        cause: Cause,
+        cause: ChangeCause,
         noticed: Instant,
         now: Instant,
     ) {
         self.newest.0 += 1;
         self.tally.changes += 1;
-        self.journal.record_change(Noted { id: self.newest, cause, noticed, seen: now });
+        self.change_log.record_change(RecordedChange {
+            id: self.newest,
+            cause,
+            noticed,
+            seen: now,
+        });
         self.views.mark_outdated(affected_set);
         let due = self.affected_proxies(affected_set, mesh);
-        let pending = self.pending.get_or_insert_with(|| Pending {
+        let pending = self.pending.get_or_insert_with(|| PendingChanges {
             due: BTreeSet::new(),
             seen: Vec::new(),
             first: now,
@@ -240,7 +245,7 @@ impl ConnectedProxies {
         for connection in due {
             if pending.due.insert(connection) {
                 let proxy = self.proxies.get(&connection);
-                let units = proxy.map_or(0, |proxy| proxy.world_units);
+                let units = proxy.map_or(0, |proxy| proxy.config_units);
                 self.work = self.work.saturating_add(NOTICE_UNITS.saturating_add(units));
             }
         }
@@ -262,21 +267,33 @@ impl ConnectedProxies {
 
     /// Sends recorded changes to the affected proxies, one slice at a time, so that other work continues in
     /// between.
-    pub(crate) fn publish(&mut self, mesh: &Mesh, settling: Settling, now: Instant) -> Progress {
+    pub(crate) fn publish(
+        &mut self,
+        mesh: &Mesh,
+        settling: GracePeriod,
+        now: Instant,
+    ) -> SliceProgress {
         if self.sending.is_none() {
-            let Some(Pending { due, seen, .. }) = self.pending.take() else {
-                return Progress::Done;
+            let Some(PendingChanges { due, seen, .. }) = self.pending.take() else {
+                return SliceProgress::Done;
             };
-            let (change, concerned) = (self.newest, due.len());
+            let (change, affected_proxies) = (self.newest, due.len());
             let reached = BTreeSet::new();
-            self.sending =
-                Some(Sending { change, due, reached, seen, concerned, recipients: 0, at: now });
+            self.sending = Some(PushInProgress {
+                change,
+                due,
+                reached,
+                seen,
+                affected_proxies,
+                recipients: 0,
+                at: now,
+            });
         }
         let end = self.work.saturating_add(SLICE_UNITS);
         while self.work < end {
             let next = self.sending.as_mut().and_then(|sending| sending.due.pop_first());
             let Some(connection) = next else { break };
-            let is_new = self.send_config(connection, mesh, settling) == Some(Pushed::New);
+            let is_new = self.send_config(connection, mesh, settling) == Some(PushOutcome::New);
             if let Some(sending) = &mut self.sending {
                 sending.recipients += usize::from(is_new);
                 sending.reached.insert(connection);
@@ -284,24 +301,29 @@ impl ConnectedProxies {
         }
         match self.sending.take_if(|sending| sending.due.is_empty()) {
             Some(sent) => self.begin_round(sent),
-            None => return Progress::More,
+            None => return SliceProgress::More,
         }
-        Progress::Done
+        SliceProgress::Done
     }
 
     /// Starts to wait for acknowledgments of a push after everything is sent.
-    fn begin_round(&mut self, sending: Sending) {
-        let Sending { change, mut reached, seen, concerned, recipients, at, .. } = sending;
+    fn begin_round(&mut self, sending: PushInProgress) {
+        let PushInProgress { change, mut reached, seen, affected_proxies, recipients, at, .. } =
+            sending;
         let is_behind =
             |one: &ConnectionId| self.proxies.get(one).is_some_and(ConnectedProxy::is_behind);
         reached.retain(is_behind);
         self.views.evict_unused();
         self.tally.push_recipients += recipients as u64;
-        self.pushes.begin_push(change, seen, Sent { at, concerned, recipients, waiting: reached });
+        self.pushes.begin_push(
+            change,
+            seen,
+            SentPush { at, affected_proxies, recipients, waiting: reached },
+        );
     }
 
     /// Marks all proxies as affected, without a change of the mesh.
-    pub(crate) fn update_all(&mut self, mesh: &Mesh, settling: Settling) {
+    pub(crate) fn update_all(&mut self, mesh: &Mesh, settling: GracePeriod) {
         self.newest.0 += 1;
         let all: Vec<ConnectionId> = self.proxies.keys().copied().collect();
         for connection in all {
@@ -314,7 +336,7 @@ impl ConnectedProxies {
         &mut self,
         connection: ConnectionId,
         mesh: &Mesh,
-        settling: Settling,
+        settling: GracePeriod,
     ) {
         // A distinct number, so that its acknowledgment is unambiguous.
         self.newest.0 += 1;
@@ -323,9 +345,13 @@ impl ConnectedProxies {
 
     /// Compiles a slice of a proxy's configuration. For proxies with many new subscriptions, it is called until
     /// done before the response.
-    pub(crate) fn prepare_config(&mut self, connection: ConnectionId, mesh: &Mesh) -> Progress {
-        let Some(proxy) = self.proxies.get(&connection) else { return Progress::Done };
-        let Some(workload) = mesh.workload(&proxy.workload) else { return Progress::Done };
+    pub(crate) fn prepare_config(
+        &mut self,
+        connection: ConnectionId,
+        mesh: &Mesh,
+    ) -> SliceProgress {
+        let Some(proxy) = self.proxies.get(&connection) else { return SliceProgress::Done };
+        let Some(workload) = mesh.workload(&proxy.workload) else { return SliceProgress::Done };
         let before = self.views.compiled_count();
         let done = prepare_services(
             mesh,
@@ -336,8 +362,8 @@ impl ConnectedProxies {
         );
         self.charge_views(before);
         match done {
-            true => Progress::Done,
-            false => Progress::More,
+            true => SliceProgress::Done,
+            false => SliceProgress::More,
         }
     }
 
@@ -356,8 +382,8 @@ impl ConnectedProxies {
         &mut self,
         connection: ConnectionId,
         mesh: &Mesh,
-        settling: Settling,
-    ) -> Option<Pushed> {
+        settling: GracePeriod,
+    ) -> Option<PushOutcome> {
         let proxy = self.proxies.get(&connection)?;
         let workload = mesh.workload(&proxy.workload)?;
         let before = self.views.compiled_count();
@@ -367,31 +393,31 @@ impl ConnectedProxies {
         let looked_up = proxy.names.clone();
         let names = dns_record(mesh, &looked_up);
         wanted.extend(found.services);
-        let world = compile_config(mesh, workload, &wanted, &mut self.views);
-        let world = world.with_addresses(found.at).with_names(names);
+        let compiled_config = compile_config(mesh, workload, &wanted, &mut self.views);
+        let compiled_config = compiled_config.with_addresses(found.at).with_names(names);
         let doubt = match settling {
-            Settling::Yes => {
-                uncertain_endpoints(mesh, workload, &world).with_addresses(found.unheard)
+            GracePeriod::Yes => {
+                uncertain_endpoints(mesh, workload, &compiled_config).with_addresses(found.unheard)
             }
-            Settling::No => Doubt::default(),
+            GracePeriod::No => UnknownEndpoints::default(),
         };
         self.tally.compiled += 1;
-        let depends = world.snapshot.services.keys().chain(&world.absent);
+        let depends = compiled_config.snapshot.services.keys().chain(&compiled_config.absent);
         let depends = depends.chain(&found.decided_by).chain(&looked_up);
         self.index_services(connection, depends.cloned().collect());
         self.index_addresses(connection, asked);
         let change = self.newest;
-        let snapshot = &world.snapshot;
+        let snapshot = &compiled_config.snapshot;
         let known = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
-        let units = WORLD_UNITS.saturating_add((known + world.absent.len()) as u64);
+        let units = WORLD_UNITS.saturating_add((known + compiled_config.absent.len()) as u64);
         self.work = self.work.saturating_add(units);
         self.charge_views(before);
         let proxy = self.proxies.get_mut(&connection);
         let pushed = proxy.map(|proxy| {
-            proxy.world_units = units;
-            proxy.send_if_changed(world, doubt, change)
+            proxy.config_units = units;
+            proxy.send_if_changed(compiled_config, doubt, change)
         });
-        self.tally.pushes += u64::from(pushed == Some(Pushed::New));
+        self.tally.pushes += u64::from(pushed == Some(PushOutcome::New));
         pushed
     }
 
@@ -402,7 +428,7 @@ impl ConnectedProxies {
     }
 
     fn affected_proxies(&self, affected_set: &AffectedSet, mesh: &Mesh) -> BTreeSet<ConnectionId> {
-        if affected_set.everybody {
+        if affected_set.all_proxies {
             return self.proxies.keys().copied().collect();
         }
         let accounts = affected_set.accounts.iter();

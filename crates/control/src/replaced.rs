@@ -14,24 +14,24 @@ pub type ReplacedSidecars = BTreeMap<WorkloadName, u64>;
 
 /// Rejections of replaced sidecars since the last connection of a sidecar of their workload.
 #[derive(Debug, Default)]
-pub(crate) struct Replaced {
+pub(crate) struct ReplacedRejections {
     count: u64,
     /// Workloads of the mesh only.
-    rejected: BTreeMap<WorkloadName, Rejected>,
+    rejected: BTreeMap<WorkloadName, ReplacedRejection>,
     published: watch::Sender<Arc<ReplacedSidecars>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Rejected {
+struct ReplacedRejection {
     last: u64,
     since: Instant,
 }
 
-impl Replaced {
+impl ReplacedRejections {
     /// Records that a sidecar of a workload of the mesh was rejected as replaced.
     pub(crate) fn record_rejection(&mut self, workload: &WorkloadName, now: Instant) {
         self.count += 1;
-        let new = Rejected { last: self.count, since: now };
+        let new = ReplacedRejection { last: self.count, since: now };
         self.rejected.entry(workload.clone()).or_insert(new).last = self.count;
     }
 
@@ -47,7 +47,7 @@ impl Replaced {
         grace: Duration,
         now: Instant,
     ) {
-        let waited = |it: &Rejected| now.saturating_duration_since(it.since) >= grace;
+        let waited = |it: &ReplacedRejection| now.saturating_duration_since(it.since) >= grace;
         let found = self.rejected.iter().filter(|(name, it)| waited(it) && is_absent(name));
         let found: ReplacedSidecars = found.map(|(name, it)| (name.clone(), it.last)).collect();
         self.published.send_if_modified(|last| {
@@ -71,9 +71,9 @@ mod tests {
     #[test]
     fn a_replaced_sidecar_is_published_once_the_other_one_had_time_to_connect() {
         let (name, now) = ("shop/cart-1".parse::<WorkloadName>().unwrap(), Instant::now());
-        let (grace, mut replaced) = (Duration::from_secs(10), Replaced::default());
+        let (grace, mut replaced) = (Duration::from_secs(10), ReplacedRejections::default());
         let published = replaced.subscribe();
-        let seen = |replaced: &Replaced, absent: bool, at: Instant| {
+        let seen = |replaced: &ReplacedRejections, absent: bool, at: Instant| {
             replaced.publish_absent(|_| absent, grace, at);
             published.borrow().get(&name).copied()
         };

@@ -21,14 +21,14 @@ use tokio::time::Instant;
 
 use crate::applications::Applications;
 use crate::certify::Certifier;
-use crate::compile::{Barrier, Viewer, barred_workloads, compile_service};
-use crate::history::Tally;
+use crate::compile::{Barrier, ClientClass, barred_workloads, compile_service};
+use crate::history::ReportCounters;
 use crate::keys::JwksFetches;
-use crate::mesh::{Mesh, Route};
+use crate::mesh::{AttachedRoute, Mesh};
 use crate::owner::Queues;
 use crate::peers::Peers;
-use crate::presence::{Presence, Start};
-use crate::publish::{ConnectedProxies, ConnectedProxy, Settling};
+use crate::presence::{Presence, StartupGrace};
+use crate::publish::{ConnectedProxies, ConnectedProxy, GracePeriod};
 use crate::status::{
     CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, EndpointStatus,
     ExcludedStatus, ListenerStatus, PeerStatus, PortStatus, ProxyStatus, RejectedJoinStatus,
@@ -42,13 +42,13 @@ pub(crate) struct Report<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) connected: &'a ConnectedProxies,
     pub(crate) presence: &'a Presence,
-    pub(crate) start: &'a Start,
+    pub(crate) start: &'a StartupGrace,
     pub(crate) certifier: &'a Certifier,
     pub(crate) diagnostics: &'a Diagnostics,
     pub(crate) keys: &'a JwksFetches,
     pub(crate) peers: &'a Peers,
     pub(crate) queues: Queues,
-    pub(crate) history: Tally,
+    pub(crate) history: ReportCounters,
     pub(crate) page: Option<&'a str>,
     pub(crate) live: Option<&'a str>,
     pub(crate) applications: &'a Applications,
@@ -65,7 +65,7 @@ impl Report<'_> {
         let change = self.connected.pushes.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
             age_ms: to_milliseconds(self.now.duration_since(latest.seen)),
-            affected: latest.concerned,
+            affected: latest.affected_proxies,
             applied: latest.applied,
             converged_ms: latest.converged.map(to_milliseconds),
         });
@@ -85,7 +85,7 @@ impl Report<'_> {
             other_replicas: self.other_planes(),
             out_of_sync: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
             rejecting: proxies().filter(|connected_proxy| connected_proxy.refused > 0).count(),
-            starting: self.start.grace_state() == Settling::Yes,
+            starting: self.start.grace_state() == GracePeriod::Yes,
             rejected: rejected_documents(&self.diagnostics.rejected),
             certificate_lifetime_seconds: self.certifier.certificate_lifetime().as_secs(),
             page: self.page.map(str::to_owned),
@@ -221,7 +221,7 @@ impl Report<'_> {
 
     /// The view with `defaultPolicy: allow`: nothing is left out.
     fn service_status(&self, service: &Service) -> ServiceStatus {
-        let view = compile_service(self.mesh, &Viewer::Anybody, service);
+        let view = compile_service(self.mesh, &ClientClass::AllClients, service);
         let ports = view.ports.iter().map(|(number, port)| ServicePortStatus {
             name: port.name.as_ref().map(ToString::to_string),
             port: *number,
@@ -269,7 +269,7 @@ impl Report<'_> {
     }
 
     pub(crate) fn certificate_statuses(&self) -> Vec<CertificateStatus> {
-        let status = |signed: &crate::certify::Signed| {
+        let status = |signed: &crate::certify::SignedCertificate| {
             let left = signed.not_after.duration_since(self.wall);
             let age = self.wall.duration_since(signed.issued);
             let since_epoch =
@@ -391,7 +391,11 @@ impl Report<'_> {
     }
 
     /// Returns the services of other namespaces that a route may not refer to.
-    fn ungranted_services(&self, key: (RouteKind, &RouteName), route: &impl Route) -> Vec<String> {
+    fn ungranted_services(
+        &self,
+        key: (RouteKind, &RouteName),
+        route: &impl AttachedRoute,
+    ) -> Vec<String> {
         let mut ungranted: Vec<String> = route
             .leads_to()
             .filter(|service| {

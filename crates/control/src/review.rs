@@ -13,21 +13,26 @@ pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`ReviewError::Refused`] if no review could accept the token.
-    fn claimed_holder(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
+    fn claimed_holder(
+        &self,
+        token: &str,
+        now: SystemTime,
+    ) -> Result<Option<TokenSubject>, ReviewError> {
         let _ = (token, now);
         Ok(None)
     }
 
     /// Verifies a token and returns its holder. Cancel-safe.
-    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a>;
+    fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a>;
 }
 
 /// The future of a token review.
-pub type Review<'a> = Pin<Box<dyn Future<Output = Result<Holder, ReviewError>> + Send + 'a>>;
+pub type ReviewFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<TokenSubject, ReviewError>> + Send + 'a>>;
 
 /// The subject of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
+pub struct TokenSubject {
     /// The pod that the token was issued to, as a workload.
     pub workload: WorkloadName,
     /// The account that it runs under.

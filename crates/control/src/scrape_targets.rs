@@ -1,6 +1,6 @@
 //! Prometheus HTTP service discovery: the metrics addresses of all sidecars.
 
-use leno_listen::Source;
+use leno_listen::ConnectionSource;
 use serde_json::{Value, json};
 
 use crate::status::ProxyStatus;
@@ -15,7 +15,7 @@ pub(crate) enum Scraper {
 }
 
 impl Scraper {
-    pub(crate) const fn from_source(source: Source) -> Self {
+    pub(crate) const fn from_source(source: ConnectionSource) -> Self {
         if source.is_local() { Self::Local } else { Self::Remote }
     }
 }
@@ -62,7 +62,7 @@ mod tests {
             proxy_status("shop/e-1", Some("[::1]:4000"), None),
         ];
         let targets = |source: &str| {
-            let source = Source::from(source.parse::<std::net::IpAddr>().unwrap());
+            let source = ConnectionSource::from(source.parse::<std::net::IpAddr>().unwrap());
             let found = target_groups(&proxies, Scraper::from_source(source));
             let groups = found.as_array().unwrap().iter();
             let shown =

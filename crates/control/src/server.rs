@@ -1,22 +1,23 @@
 //! The listener for proxies: TLS, then a proxy's stream or a join, within limits.
 
 mod gauge;
-mod members;
-mod unproved;
+mod pending_connections;
+mod unverified_stream;
 
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use leno_discovery::{
-    ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, Operators, PEER_ALPN,
-    Registered, ServeError, serve_join, serve_peer, serve_proxy,
+    ALPN, Budget, Budgets, ConnectionId, Event, EventQueue, JOIN_ALPN, OperatorSessions, PEER_ALPN,
+    RegisteredSidecars, ServeError, serve_join, serve_peer, serve_proxy,
 };
-use leno_identity::{Peer, VerifyError, control_id, reason_of, session_peer};
+use leno_identity::{VerifiedPeer, VerifyError, control_id, reason_of, session_peer};
 use leno_listen::{
-    Admission, Bounds, Evicted, HalfOpen, Listener, read_hello, reset_on_drop, shake_hands,
+    ConnectionAdmission, Evicted, HalfOpen, HalfOpenLimits, Listener, read_hello, reset_on_drop,
+    shake_hands,
 };
-use leno_model::{Reason, Side, TrustDomain};
+use leno_model::{FailureSide, Reason, TrustDomain};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -24,13 +25,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::server::TlsStream;
 
-use crate::admin_address::Ends;
+use crate::admin_address::ConnectionAddresses;
 use crate::config::Limits;
 
-use self::unproved::Unproved;
+use self::unverified_stream::UnverifiedStream;
 
-pub(crate) use gauge::{Counted, Gauges};
-pub(crate) use members::PendingConnections;
+pub(crate) use gauge::{CountedStream, Gauges};
+pub(crate) use pending_connections::PendingConnections;
 
 /// Shared state of all connections.
 #[derive(Debug)]
@@ -43,12 +44,12 @@ pub(crate) struct Server {
     pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) gauges: Arc<Gauges>,
     /// Sidecars connected here, for other control planes.
-    pub(crate) registered: watch::Sender<Arc<Registered>>,
+    pub(crate) registered: watch::Sender<Arc<RegisteredSidecars>>,
     pub(crate) trust_domain: TrustDomain,
     /// The interval of traffic reports requested from proxies.
     pub(crate) report_interval: Option<Duration>,
     /// Taps and queries of operators.
-    pub(crate) operators: Operators,
+    pub(crate) operators: OperatorSessions,
 }
 
 /// Accepts until shutdown; then waits for the connections, which the mesh owner ends.
@@ -60,9 +61,9 @@ pub(crate) async fn accept_connections(
 ) {
     let Limits { external_clients, external_clients_per_source, connections: max, .. } =
         server.limits;
-    let bounds = Bounds::new(external_clients, max);
+    let bounds = HalfOpenLimits::new(external_clients, max);
     let waiting_of_source = external_clients_per_source.clamp(1, bounds.waiting);
-    let admission = Admission::new(Bounds { waiting_of_source, ..bounds });
+    let admission = ConnectionAdmission::new(HalfOpenLimits { waiting_of_source, ..bounds });
     let mut listener = Listener::new("control plane", listener);
     let mut connections = JoinSet::new();
     let mut numbered = 0;
@@ -103,21 +104,26 @@ async fn serve_one(
 ) -> Result<(), ConnectionError> {
     tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
     let source = tcp.peer_addr().map_err(ConnectionError::Socket)?.ip();
-    let ends = Ends::from_stream(&tcp).map_err(ConnectionError::Socket)?;
+    let connection_addresses =
+        ConnectionAddresses::from_stream(&tcp).map_err(ConnectionError::Socket)?;
     let handshake = timeout(server.limits.handshake, perform_handshake(tcp, &half_open, server));
     let stream = handshake.await.map_err(|_| ConnectionError::Late)??;
     let purpose = connection_purpose(&stream, &server.trust_domain, SystemTime::now())?;
-    let stream = Counted::new(stream, Arc::clone(&server.gauges));
+    let stream = CountedStream::new(stream, Arc::clone(&server.gauges));
     // A client without a member's identity sends at most one event, or is another control plane.
     let connect = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
     match purpose {
         Purpose::Join => {
-            let stream = Unproved::new(stream, half_open);
+            let stream = UnverifiedStream::new(stream, half_open);
             Ok(Box::pin(serve_join(stream, source, connect())).await?)
         }
         Purpose::Peer(peer) => {
-            let pending_connection =
-                server.pending_connections.add_connection(connection, peer, ends, half_open);
+            let pending_connection = server.pending_connections.add_connection(
+                connection,
+                peer,
+                connection_addresses,
+                half_open,
+            );
             server.pending_connections.mark_authenticated(connection);
             let here = server.registered.subscribe();
             // The mesh owner publishes the connected sidecars only while there is a receiver.
@@ -130,15 +136,20 @@ async fn serve_one(
             let pending_connection = server.pending_connections.add_connection(
                 connection,
                 peer,
-                ends,
+                connection_addresses,
                 Arc::clone(&half_open),
             );
-            let (stream, operators) = (Unproved::new(stream, half_open), server.operators.clone());
+            let (stream, operators) =
+                (UnverifiedStream::new(stream, half_open), server.operators.clone());
             let served = serve_proxy(stream, connection, events, server.report_interval, operators);
             let served = pending_connection.within_share(Box::pin(served)).await;
             if matches!(served, Err(ConnectionError::Crowd)) {
                 // `serve` was cancelled before it announced this.
-                server.events.create_sender(budget).announce(Event::Left { connection }).await?;
+                server
+                    .events
+                    .create_sender(budget)
+                    .announce(Event::Disconnected { connection })
+                    .await?;
             }
             served
         }
@@ -172,8 +183,8 @@ async fn perform_handshake(
 enum Purpose {
     Join,
     /// Another control plane of the mesh.
-    Peer(Peer),
-    Follow(Peer),
+    Peer(VerifiedPeer),
+    Follow(VerifiedPeer),
 }
 
 fn connection_purpose(
@@ -201,7 +212,7 @@ fn connection_purpose(
 }
 
 /// Returns a member's identity by its certificate, the key of budgets and log limits.
-pub(crate) fn peer_identity(peer: &Peer) -> String {
+pub(crate) fn peer_identity(peer: &VerifiedPeer) -> String {
     match &peer.workload {
         Some(workload) => format!("{} {workload}", peer.id),
         None => peer.id.to_string(),
@@ -244,7 +255,7 @@ impl ConnectionError {
 
     fn reason(&self) -> Reason {
         match self {
-            Self::Handshake(error) => reason_of(error, Side::Downstream),
+            Self::Handshake(error) => reason_of(error, FailureSide::Downstream),
             Self::Crowd | Self::Late | Self::Protocol => Reason::HandshakeFailed,
             Self::Anonymous | Self::NoPeer => Reason::UntrustedPeer,
             Self::Certificate(VerifyError::Expired) => Reason::ExpiredPeer,

@@ -1,11 +1,11 @@
 //! Operator queries to one sidecar: the path, the stream, and the error if there is no response.
 
 use hyper::StatusCode;
-use leno_discovery::{ProxyAnswer, Queries, QueryError};
+use leno_discovery::{Queries, QueryError, QueryResponse};
 use leno_model::WorkloadName;
 
-use crate::answering::decode_percent;
-use crate::owner::SidecarPlace;
+use crate::http_server::decode_percent;
+use crate::owner::SidecarLocation;
 
 /// Parses `workload=NAMESPACE/NAME&path=PATH`, percent-encoded.
 pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
@@ -28,24 +28,24 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
 pub(crate) async fn send_query(
     queries: &Queries,
     workload: &WorkloadName,
-    place: SidecarPlace,
+    location: SidecarLocation,
     path: String,
-) -> Result<ProxyAnswer, (StatusCode, String)> {
-    let connection = match place {
-        SidecarPlace::Here(connection) => connection,
-        SidecarPlace::OtherReplica(address) => {
+) -> Result<QueryResponse, (StatusCode, String)> {
+    let connection = match location {
+        SidecarLocation::Here(connection) => connection,
+        SidecarLocation::OtherReplica(address) => {
             let address = address.map(|at| format!(" at {at}")).unwrap_or_default();
             let problem = format!(
                 "the sidecar of {workload} is connected to another control plane{address}: run the command there"
             );
             return Err((StatusCode::MISDIRECTED_REQUEST, problem));
         }
-        SidecarPlace::Disconnected => {
+        SidecarLocation::Disconnected => {
             let problem =
                 format!("the sidecar of {workload} is not connected to a known control plane");
             return Err((StatusCode::NOT_FOUND, problem));
         }
-        SidecarPlace::Unknown => {
+        SidecarLocation::Unknown => {
             return Err((StatusCode::NOT_FOUND, format!("there is no workload {workload}")));
         }
     };
@@ -61,7 +61,7 @@ fn error_status(error: QueryError) -> StatusCode {
         QueryError::Disconnected | QueryError::Oversized => StatusCode::BAD_GATEWAY,
         QueryError::Unsupported => StatusCode::NOT_IMPLEMENTED,
         QueryError::Busy => StatusCode::TOO_MANY_REQUESTS,
-        QueryError::Late => StatusCode::GATEWAY_TIMEOUT,
+        QueryError::Timeout => StatusCode::GATEWAY_TIMEOUT,
     }
 }
 
@@ -92,18 +92,18 @@ mod tests {
     async fn a_sidecar_of_another_control_plane_has_the_address_of_that_one() {
         let (queries, workload) = (Queries::new(1), "shop/web-1".parse().unwrap());
         let address = "192.0.2.7:15012".parse().unwrap();
-        for (place, status, words) in [
+        for (location, status, words) in [
             (
-                SidecarPlace::OtherReplica(Some(address)),
+                SidecarLocation::OtherReplica(Some(address)),
                 421,
                 "another control plane at 192.0.2.7:15012",
             ),
-            (SidecarPlace::OtherReplica(None), 421, "another control plane: run"),
-            (SidecarPlace::Disconnected, 404, "not connected to a known control plane"),
-            (SidecarPlace::Unknown, 404, "no workload shop/web-1"),
-            (SidecarPlace::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
+            (SidecarLocation::OtherReplica(None), 421, "another control plane: run"),
+            (SidecarLocation::Disconnected, 404, "not connected to a known control plane"),
+            (SidecarLocation::Unknown, 404, "no workload shop/web-1"),
+            (SidecarLocation::Here(leno_discovery::ConnectionId(1)), 502, "has disconnected"),
         ] {
-            let sent = send_query(&queries, &workload, place, "/ready".to_owned()).await;
+            let sent = send_query(&queries, &workload, location, "/ready".to_owned()).await;
             let (found, problem) = sent.unwrap_err();
             assert!(found == status && problem.contains(words), "{found}: {problem}");
         }

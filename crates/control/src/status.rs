@@ -190,9 +190,9 @@ pub struct ConditionStatus {
     pub reason: String,
 }
 
-impl From<&leno_discovery::Condition> for ConditionStatus {
-    fn from(condition: &leno_discovery::Condition) -> Self {
-        let leno_discovery::Condition { kind, subject, reason } = condition.clone();
+impl From<&leno_discovery::ProxyCondition> for ConditionStatus {
+    fn from(condition: &leno_discovery::ProxyCondition) -> Self {
+        let leno_discovery::ProxyCondition { kind, subject, reason } = condition.clone();
         Self { kind, subject, reason }
     }
 }
@@ -414,15 +414,15 @@ impl RouteStatus {
     }
 
     /// Adds the reasons why it has no effect at one of its parents.
-    pub(crate) fn reject_parent(&mut self, parent: usize, why: impl IntoIterator<Item = String>) {
-        for why in why {
+    pub(crate) fn reject_parent(&mut self, parent: usize, cause: impl IntoIterator<Item = String>) {
+        for cause in cause {
             if let Some(parent) = self.attached.get_mut(parent) {
                 parent.accepted = false;
-                if !parent.reasons.contains(&why) {
-                    parent.reasons.push(why.clone());
+                if !parent.reasons.contains(&cause) {
+                    parent.reasons.push(cause.clone());
                 }
             }
-            self.add_problem(why);
+            self.add_problem(cause);
         }
     }
 
@@ -430,24 +430,24 @@ impl RouteStatus {
     /// overridden at all ports.
     pub(crate) fn add_overrides(&mut self, parent: usize, ports: Vec<Vec<String>>) {
         let is_shut_out = !ports.iter().any(Vec::is_empty);
-        for why in ports.into_iter().flatten() {
+        for cause in ports.into_iter().flatten() {
             match is_shut_out {
-                true => self.reject_parent(parent, [why]),
-                false => self.add_problem(why),
+                true => self.reject_parent(parent, [cause]),
+                false => self.add_problem(cause),
             }
         }
     }
 
     /// Adds the reasons why backends are missing or not permitted.
-    pub(crate) fn add_unresolved(&mut self, why: impl IntoIterator<Item = String>) {
-        for why in why {
+    pub(crate) fn add_unresolved(&mut self, cause: impl IntoIterator<Item = String>) {
+        for cause in cause {
             for parent in &mut self.attached {
                 parent.resolved = false;
-                if !parent.reasons.contains(&why) {
-                    parent.reasons.push(why.clone());
+                if !parent.reasons.contains(&cause) {
+                    parent.reasons.push(cause.clone());
                 }
             }
-            self.add_problem(why);
+            self.add_problem(cause);
         }
     }
 

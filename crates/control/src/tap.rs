@@ -8,25 +8,25 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use hyper::body::{Body, Bytes, Frame};
-use leno_discovery::{Tapped, Tapping, Taps};
+use leno_discovery::{ActiveTap, TapRecords, Taps};
 use leno_model::{
     ServiceAccount, ServiceName, StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapSide,
 };
 use serde_json::{Value, json};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::answering::decode_percent;
+use crate::http_server::decode_percent;
 
 /// The lines of a tap, as a response body. Dropping it closes the tap.
 #[derive(Debug)]
-pub(crate) struct Lines {
-    tapping: Tapping,
+pub(crate) struct TapBody {
+    tapping: ActiveTap,
     /// Sends a blank line while there is no other: only a failed write distinguishes a reader that disconnected
     /// from one that half-closed.
     blank: Interval,
 }
 
-impl Lines {
+impl TapBody {
     /// Opens the tap that a query describes.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl Lines {
     }
 }
 
-impl Body for Lines {
+impl Body for TapBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -66,7 +66,7 @@ impl Body for Lines {
 
 /// Formats one line for each record, with the workload of the reporting sidecar, and one for lost records.
 /// Records are parsed, and their workload is overwritten: the operator of a sidecar controls its reports.
-fn format_records(tapped: Tapped, lost: u64) -> String {
+fn format_records(tapped: TapRecords, lost: u64) -> String {
     let workload = tapped.workload.to_string();
     let mut dropped = tapped.dropped.saturating_add(lost);
     let mut out = String::new();
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_a_sidecar_says_is_looked_at() {
-        let tapped = |records: &[&str], dropped| Tapped {
+        let tapped = |records: &[&str], dropped| TapRecords {
             workload: "shop/web-1".parse().unwrap(),
             records: records.iter().map(|record| (*record).to_owned()).collect(),
             dropped,

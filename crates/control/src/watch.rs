@@ -4,13 +4,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use leno_model::{Change, MeshConfig, Object, ObjectKey, TrustDomain};
-use leno_registry::{FileSource, Located, Rejected, Update, Warning, watch_source};
+use leno_registry::{
+    FileSource, ObjectLocation, RegistryUpdate, RejectedDocument, Warning, watch_source,
+};
 use tokio::sync::{Notify, mpsc};
 
 /// Reads the files, again after each change, until the receiver is dropped.
 pub(crate) async fn follow_sources(
     paths: Vec<PathBuf>,
-    updates: mpsc::Sender<Update>,
+    updates: mpsc::Sender<RegistryUpdate>,
     reload: Arc<Notify>,
 ) {
     if let Err(error) = watch_source(FileSource::new(paths), updates, reload).await {
@@ -21,10 +23,10 @@ pub(crate) async fn follow_sources(
 /// Diagnostics of the registries for objects that are not, or only partly, in force.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
-    pub(crate) rejected: Vec<Rejected>,
+    pub(crate) rejected: Vec<RejectedDocument>,
     pub(crate) warnings: Vec<Warning>,
     /// The locations of the objects in force that are read from files.
-    pub(crate) locations: Vec<Located>,
+    pub(crate) locations: Vec<ObjectLocation>,
     /// The reason why the trust domain of the `MeshConfig` is not in force.
     pub(crate) trust_domain: Option<String>,
 }
@@ -33,7 +35,7 @@ impl Diagnostics {
     /// Processes an update; returns its changes, adjusted to a mesh of `trust_domain`.
     pub(crate) fn process_update(
         &mut self,
-        update: Update,
+        update: RegistryUpdate,
         trust_domain: &TrustDomain,
     ) -> Vec<Change> {
         for warning in update.warnings.iter().filter(|now| !self.warnings.contains(now)) {
@@ -71,7 +73,7 @@ impl Diagnostics {
 
 /// Returns the trust domain that the first update of the registries requests.
 #[must_use]
-pub fn trust_domain_of(update: &Update) -> TrustDomain {
+pub fn trust_domain_of(update: &RegistryUpdate) -> TrustDomain {
     let config = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::MeshConfig(config)) => Some(config.clone()),
         _ => None,

@@ -19,25 +19,27 @@ use crate::frame::{
     FrameError, FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, REQUEST_BYTES_MAX,
 };
 use crate::keepalive::Keepalive;
-use crate::message::{CertificateAnswer, Delta, Hello, InboundListener, Refusal, Update};
+use crate::message::{
+    CertificateReply, ConfigUpdate, Delta, Hello, InboundListener, ResourceRejection,
+};
 use crate::proto::{self, from_proxy, to_proxy};
-use crate::query::{Answering, Query, next_part};
-use crate::resource::Invalid;
+use crate::query::{Query, QueryInProgress, next_part};
+use crate::resource::InvalidField;
 use crate::subscriber::Subscriber;
 use crate::tap::{RECORDS_MAX, taps_from_wire};
-use crate::traffic::{REPORT_EVERY_MIN, Traffic, traffic_to_wire};
+use crate::traffic::{REPORT_EVERY_MIN, TrafficReport, traffic_to_wire};
 
 /// Follows the control plane over an authenticated stream until the stream ends, and returns the reason.
 ///
-/// The [`Follower`] applies configurations, opens taps and reports traffic. The future may be dropped at any
+/// The [`UpdateHandler`] applies configurations, opens taps and reports traffic. The future may be dropped at any
 /// time.
 pub async fn follow_control_plane<S>(
     stream: S,
     hello: Hello,
     subscriber: &mut Subscriber,
-    requests: &mut mpsc::Receiver<Request>,
-    follower: &mut dyn Follower,
-) -> FollowError
+    requests: &mut mpsc::Receiver<ProxyRequest>,
+    follower: &mut dyn UpdateHandler,
+) -> DiscoveryError
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -61,18 +63,18 @@ where
 }
 
 /// A consumer of a discovery stream. Only `apply` is required.
-pub trait Follower {
+pub trait UpdateHandler {
     /// Applies an update as the proxy's configuration. `Ok` only after the swap: then the delta is
     /// acknowledged. `Err` rejects it, and the subscriber keeps its configuration. First called when the proxy
     /// is in sync with the control plane, even without differences.
     ///
     /// # Errors
     /// The resources that cannot be accepted, with reasons.
-    fn apply_update(&mut self, update: Update) -> Result<(), Vec<Refusal>>;
+    fn apply_update(&mut self, update: ConfigUpdate) -> Result<(), Vec<ResourceRejection>>;
 
     /// The traffic since the last call, if any. Called at the interval that the control plane requests; never
     /// by a control plane that requests none.
-    fn take_traffic(&mut self) -> Option<Traffic> {
+    fn take_traffic(&mut self) -> Option<TrafficReport> {
         None
     }
     /// Replaces the set of open taps.
@@ -82,15 +84,15 @@ pub trait Follower {
     fn handle_query(&mut self, _query: Query) {}
 }
 
-impl<F: FnMut(Update) -> Result<(), Vec<Refusal>>> Follower for F {
-    fn apply_update(&mut self, update: Update) -> Result<(), Vec<Refusal>> {
+impl<F: FnMut(ConfigUpdate) -> Result<(), Vec<ResourceRejection>>> UpdateHandler for F {
+    fn apply_update(&mut self, update: ConfigUpdate) -> Result<(), Vec<ResourceRejection>> {
         self(update)
     }
 }
 
 /// A message from the proxy to the control plane.
 #[derive(Debug)]
-pub enum Request {
+pub enum ProxyRequest {
     /// Reports tapped requests.
     Tapped {
         /// The ID of the tap.
@@ -105,13 +107,13 @@ pub enum Request {
     /// Removes subscribed services.
     Unsubscribe(Vec<ServiceName>),
     /// Adds queried addresses.
-    Ask(Vec<IpAddr>),
+    SubscribeAddresses(Vec<IpAddr>),
     /// Removes queried addresses.
-    Forget(Vec<IpAddr>),
+    UnsubscribeAddresses(Vec<IpAddr>),
     /// Adds queried DNS names.
-    LookUp(Vec<ServiceName>),
+    SubscribeNames(Vec<ServiceName>),
     /// Removes queried DNS names.
-    ForgetNames(Vec<ServiceName>),
+    UnsubscribeNames(Vec<ServiceName>),
     /// Replaces the inbound listeners and the operational state.
     Listeners(Vec<InboundListener>, ProxyReport),
     /// Requests a new certificate.
@@ -119,13 +121,13 @@ pub enum Request {
         /// A certificate signing request, DER, at most 64 KiB.
         csr: Vec<u8>,
         /// The receiver of the response; dropped if the stream ends first.
-        answer: CertificateAnswer,
+        answer: CertificateReply,
     },
 }
 
 /// The reason that a stream ended.
 #[derive(Debug, thiserror::Error)]
-pub enum FollowError {
+pub enum DiscoveryError {
     /// The stream broke.
     #[error("the stream to the control plane broke")]
     Io(#[from] io::Error),
@@ -146,7 +148,7 @@ pub enum FollowError {
     Stopped,
 }
 
-impl From<FrameError> for FollowError {
+impl From<FrameError> for DiscoveryError {
     fn from(error: FrameError) -> Self {
         match error {
             FrameError::Io(error) => Self::Io(error),
@@ -156,8 +158,8 @@ impl From<FrameError> for FollowError {
     }
 }
 
-impl From<Invalid> for FollowError {
-    fn from(invalid: Invalid) -> Self {
+impl From<InvalidField> for DiscoveryError {
+    fn from(invalid: InvalidField) -> Self {
         Self::Malformed(format!("{}: {}", invalid.field, invalid.reason))
     }
 }
@@ -167,16 +169,16 @@ struct Session<'a, S> {
     writer: FrameWriter<WriteHalf<S>>,
     keepalive: Keepalive,
     subscriber: &'a mut Subscriber,
-    follower: &'a mut dyn Follower,
+    follower: &'a mut dyn UpdateHandler,
     /// The last received taps.
     taps: Vec<Tap>,
     /// The pending certificate request; the control plane allows one.
-    renewal: Option<(u64, CertificateAnswer)>,
+    renewal: Option<(u64, CertificateReply)>,
     renewals_seen: u64,
     /// The time of the next traffic report, and the interval.
     reports: Option<(Instant, Duration)>,
     /// The query being answered; the control plane sends one at a time.
-    answering: Option<Box<Answering>>,
+    answering: Option<Box<QueryInProgress>>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
@@ -185,20 +187,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         &mut self,
         reader: &mut FrameReader<R>,
         hello: Hello,
-        requests: &mut mpsc::Receiver<Request>,
-    ) -> Result<std::convert::Infallible, FollowError> {
+        requests: &mut mpsc::Receiver<ProxyRequest>,
+    ) -> Result<std::convert::Infallible, DiscoveryError> {
         self.send_hello(hello)?;
         loop {
             let room = self.writer.queued_bytes() < OUTBOX_BYTES_MAX;
             tokio::select! {
                 frame = reader.next() => {
-                    let frame = frame?.ok_or(FollowError::Closed)?;
+                    let frame = frame?.ok_or(DiscoveryError::Closed)?;
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(proto::ToProxy::decode(frame).map_err(malformed_error)?)?;
                 }
                 written = self.writer.advance(), if !self.writer.is_idle() => written?,
                 request = requests.recv(), if room => {
-                    self.handle_request(request.ok_or(FollowError::Stopped)?)?;
+                    self.handle_request(request.ok_or(DiscoveryError::Stopped)?)?;
                 }
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => {
                     self.send_message(from_proxy::Message::Ping(proto::Ping::default()))?;
@@ -207,14 +209,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 part = next_part(&mut self.answering), if room => {
                     self.send_message(from_proxy::Message::QueryAnswer(part))?;
                 }
-                () = sleep_until(self.keepalive.silent_at()) => return Err(FollowError::Silent),
+                () = sleep_until(self.keepalive.silent_at()) => return Err(DiscoveryError::Silent),
             }
         }
     }
 
     /// Sends the first message. If the list of held resources is too large, they are forgotten and sent again;
     /// the proxy serves from its current configuration until then.
-    fn send_hello(&mut self, mut hello: Hello) -> Result<(), FollowError> {
+    fn send_hello(&mut self, mut hello: Hello) -> Result<(), DiscoveryError> {
         let late = hello.services.split_off(hello.services.len().min(SERVICES_PER_MESSAGE_MAX));
         let wire = hello_to_wire(&hello, &self.subscriber.held_versions());
         let message = from_proxy::Message::Hello(wire);
@@ -222,21 +224,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             *self.subscriber = Subscriber::new();
             self.send_message(from_proxy::Message::Hello(hello_to_wire(&hello, &[])))?;
         }
-        self.handle_request(Request::Subscribe(late))
+        self.handle_request(ProxyRequest::Subscribe(late))
     }
 
-    fn handle_message(&mut self, message: proto::ToProxy) -> Result<(), FollowError> {
+    fn handle_message(&mut self, message: proto::ToProxy) -> Result<(), DiscoveryError> {
         match message.message {
-            None => Err(FollowError::Malformed("a message without content".into())),
+            None => Err(DiscoveryError::Malformed("a message without content".into())),
             Some(to_proxy::Message::Ping(wire)) => {
                 self.set_report_interval(wire.report_interval_ms);
                 self.update_taps(wire.taps);
                 Ok(())
             }
-            Some(to_proxy::Message::Goodbye(wire)) => Err(FollowError::Goodbye(wire.reason)),
+            Some(to_proxy::Message::Goodbye(wire)) => Err(DiscoveryError::Goodbye(wire.reason)),
             Some(to_proxy::Message::Certificate(wire)) => self.handle_certificate(wire),
             Some(to_proxy::Message::Query(wire)) => {
-                let (answering, query) = Answering::begin_query(wire);
+                let (answering, query) = QueryInProgress::begin_query(wire);
                 self.answering = Some(Box::new(answering));
                 self.follower.handle_query(query);
                 Ok(())
@@ -255,7 +257,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     /// Applies a delta, or leaves the configuration unchanged.
-    fn apply_delta(&mut self, delta: Delta) -> Result<(), Vec<Refusal>> {
+    fn apply_delta(&mut self, delta: Delta) -> Result<(), Vec<ResourceRejection>> {
         let whole = delta.whole;
         let staged = self.subscriber.stage(delta)?;
         if whole {
@@ -274,7 +276,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    fn send_report(&mut self) -> Result<(), FollowError> {
+    fn send_report(&mut self) -> Result<(), DiscoveryError> {
         if let Some((at, every)) = &mut self.reports {
             *at = Instant::now() + *every;
         }
@@ -294,10 +296,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    fn handle_certificate(&mut self, wire: proto::Certificate) -> Result<(), FollowError> {
+    fn handle_certificate(&mut self, wire: proto::Certificate) -> Result<(), DiscoveryError> {
         let result = match wire.outcome {
             None => {
-                return Err(FollowError::Malformed("a certificate without content".into()));
+                return Err(DiscoveryError::Malformed("a certificate without content".into()));
             }
             Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
             Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
@@ -309,41 +311,41 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    fn handle_request(&mut self, request: Request) -> Result<(), FollowError> {
+    fn handle_request(&mut self, request: ProxyRequest) -> Result<(), DiscoveryError> {
         match request {
-            Request::Subscribe(services) => {
+            ProxyRequest::Subscribe(services) => {
                 for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
                     self.send_message(from_proxy::Message::Subscribe(services_to_wire(part)))?;
                 }
                 Ok(())
             }
-            Request::Unsubscribe(services) => {
+            ProxyRequest::Unsubscribe(services) => {
                 for part in services.chunks(SERVICES_PER_MESSAGE_MAX) {
                     self.send_message(from_proxy::Message::Unsubscribe(services_to_wire(part)))?;
                 }
                 Ok(())
             }
-            Request::Ask(addresses) => {
+            ProxyRequest::SubscribeAddresses(addresses) => {
                 self.send_message(from_proxy::Message::Subscribe(addresses_to_wire(&addresses)))
             }
-            Request::Forget(addresses) => {
+            ProxyRequest::UnsubscribeAddresses(addresses) => {
                 self.send_message(from_proxy::Message::Unsubscribe(addresses_to_wire(&addresses)))
             }
-            Request::LookUp(names) => {
+            ProxyRequest::SubscribeNames(names) => {
                 self.send_message(from_proxy::Message::Subscribe(looked_up_to_wire(&names)))
             }
-            Request::ForgetNames(names) => {
+            ProxyRequest::UnsubscribeNames(names) => {
                 for part in names.chunks(SERVICES_PER_MESSAGE_MAX) {
                     self.send_message(from_proxy::Message::Unsubscribe(looked_up_to_wire(part)))?;
                 }
                 Ok(())
             }
-            Request::Listeners(listeners, report) => {
+            ProxyRequest::Listeners(listeners, report) => {
                 let wire = listeners_to_wire(&listeners, &report);
                 self.send_message(from_proxy::Message::Listeners(wire))
             }
-            Request::Renew { csr, answer } => self.request_certificate(csr, answer),
-            Request::Tapped { tap, mut records, mut dropped } => {
+            ProxyRequest::Renew { csr, answer } => self.request_certificate(csr, answer),
+            ProxyRequest::Tapped { tap, mut records, mut dropped } => {
                 let too_many = records.len().saturating_sub(RECORDS_MAX) as u64;
                 dropped = dropped.saturating_add(too_many);
                 records.truncate(RECORDS_MAX);
@@ -356,8 +358,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     fn request_certificate(
         &mut self,
         csr: Vec<u8>,
-        answer: CertificateAnswer,
-    ) -> Result<(), FollowError> {
+        answer: CertificateReply,
+    ) -> Result<(), DiscoveryError> {
         let refusal = if csr.len() > CSR_BYTES_MAX {
             "the certificate signing request is larger than 64 KiB"
         } else if self.renewal.is_some() {
@@ -373,7 +375,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    fn send_message(&mut self, message: from_proxy::Message) -> Result<(), FollowError> {
+    fn send_message(&mut self, message: from_proxy::Message) -> Result<(), DiscoveryError> {
         Ok(self.push(message)?)
     }
 
@@ -391,8 +393,8 @@ async fn wait_for_report(reports: Option<(Instant, Duration)>) {
     }
 }
 
-fn malformed_error(error: prost::DecodeError) -> FollowError {
-    FollowError::Malformed(error.to_string())
+fn malformed_error(error: prost::DecodeError) -> DiscoveryError {
+    DiscoveryError::Malformed(error.to_string())
 }
 
 /// Keeps a message of the longest names within its limit.

@@ -5,20 +5,20 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::envelope::truncate_text;
 use crate::proto;
-use crate::resource::{Invalid, socket_address, socket_address_to_wire};
+use crate::resource::{InvalidField, socket_address, socket_address_to_wire};
 
 /// The operational state of a proxy; it does not affect the configuration of others.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProxyReport {
     /// Its current conditions, at most [`CONDITIONS_MAX`].
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<ProxyCondition>,
     /// The addresses of listeners for tools or for the application, by name, at most [`ADDRESSES_MAX`].
     pub addresses: BTreeMap<String, SocketAddr>,
 }
 
 /// A condition that breaks traffic until it ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Condition {
+pub struct ProxyCondition {
     /// Its kind, such as [`kind::LISTENER_CLOSED`].
     pub kind: String,
     /// The affected listener, file or service port.
@@ -49,7 +49,7 @@ pub mod kind {
     pub const CIRCUIT_OPEN: &str = "circuit-open";
 }
 
-impl Condition {
+impl ProxyCondition {
     /// A condition of one of the known kinds.
     #[must_use]
     pub fn new(kind: &str, subject: impl Into<String>, reason: impl Into<String>) -> Self {
@@ -58,7 +58,7 @@ impl Condition {
 }
 
 /// Encoding of rejected clients in a condition.
-impl Condition {
+impl ProxyCondition {
     /// Creates a condition for rejected connections without mutual TLS at an application port; `others` for
     /// unlisted clients.
     #[must_use]
@@ -92,7 +92,7 @@ pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress
 pub(crate) fn report_from_wire(
     conditions: Vec<proto::Condition>,
     addresses: Vec<proto::NamedAddress>,
-) -> Result<ProxyReport, Invalid> {
+) -> Result<ProxyReport, InvalidField> {
     let address = |it: proto::NamedAddress| {
         let address = socket_address("named_addresses.address", it.address.as_ref())?;
         Ok((truncate_text(&it.name, KIND_BYTES_MAX).to_owned(), address))
@@ -105,8 +105,8 @@ pub(crate) fn report_from_wire(
 }
 
 /// Encodes the first conditions, each truncated.
-pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Condition> {
-    let condition = |it: &Condition| proto::Condition {
+pub(crate) fn conditions_to_wire(conditions: &[ProxyCondition]) -> Vec<proto::Condition> {
+    let condition = |it: &ProxyCondition| proto::Condition {
         kind: truncate_text(&it.kind, KIND_BYTES_MAX).to_owned(),
         subject: truncate_text(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
         reason: truncate_text(&it.reason, CAUSE_BYTES_MAX).to_owned(),
@@ -116,8 +116,8 @@ pub(crate) fn conditions_to_wire(conditions: &[Condition]) -> Vec<proto::Conditi
 
 /// Parses the first conditions of a proxy, each truncated: they are for people, and a long text must not
 /// invalidate the message.
-fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<Condition> {
-    let condition = |it: proto::Condition| Condition {
+fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<ProxyCondition> {
+    let condition = |it: proto::Condition| ProxyCondition {
         kind: truncate_text(&it.kind, KIND_BYTES_MAX).to_owned(),
         subject: truncate_text(&it.subject, SUBJECT_BYTES_MAX).to_owned(),
         reason: truncate_text(&it.reason, CAUSE_BYTES_MAX).to_owned(),
@@ -149,19 +149,19 @@ mod tests {
     #[test]
     fn rejected_clients_are_read_as_they_are_written() {
         let clients: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].map(|it| it.parse().unwrap()).into();
-        let condition = Condition::plaintext_rejected(8080, &clients, true);
+        let condition = ProxyCondition::plaintext_rejected(8080, &clients, true);
         assert_eq!(condition.reason, "10.0.0.1, fd00::1, others");
         assert_eq!(condition.rejected_clients(), Some((8080, clients)));
-        let other = Condition::new(kind::CIRCUIT_OPEN, "port 8080", "10.0.0.1");
+        let other = ProxyCondition::new(kind::CIRCUIT_OPEN, "port 8080", "10.0.0.1");
         assert_eq!(other.rejected_clients(), None);
         // From a malicious sidecar.
-        let odd = Condition::new(kind::PLAINTEXT_REJECTED, "port 80808", "10.0.0.1");
+        let odd = ProxyCondition::new(kind::PLAINTEXT_REJECTED, "port 80808", "10.0.0.1");
         assert_eq!(odd.rejected_clients(), None);
     }
 
     #[test]
     fn conditions_are_bounded_in_number_and_length_in_both_directions() {
-        let long = Condition::new(&"k".repeat(100), "s".repeat(1000), "é".repeat(1000));
+        let long = ProxyCondition::new(&"k".repeat(100), "s".repeat(1000), "é".repeat(1000));
         let many = vec![long; CONDITIONS_MAX + 1];
         let wire = conditions_to_wire(&many);
         assert_eq!(wire.len(), CONDITIONS_MAX);
@@ -176,7 +176,8 @@ mod tests {
             let first = &read[0];
             assert_eq!((first.kind.len(), first.subject.len(), first.reason.len()), (64, 256, 512));
         }
-        let short = vec![Condition::new(kind::LISTENER_CLOSED, "listener-127.0.0.1:80", "in use")];
+        let short =
+            vec![ProxyCondition::new(kind::LISTENER_CLOSED, "listener-127.0.0.1:80", "in use")];
         assert_eq!(conditions_from_wire(conditions_to_wire(&short)), short);
     }
 }

@@ -6,18 +6,18 @@ use std::net::IpAddr;
 use leno_model::{EndpointId, ServiceName};
 
 use crate::condition::{self, ProxyReport, conditions_to_wire, report_from_wire};
-use crate::key::{ChangeId, ResourceKey, Version};
-use crate::message::{Delta, Hello, InboundListener, IssuedBytes, Refusal, Upsert};
+use crate::key::{ChangeId, ResourceKey, ResourceVersion};
+use crate::message::{Delta, Hello, InboundListener, IssuedCertificate, ResourceRejection, Upsert};
 use crate::proto;
 use crate::proto::key::Resource;
 use crate::resource::{
-    Invalid, convert_each, ip_address, ip_address_to_wire, parse_name, parse_port, socket_address,
-    socket_address_to_wire,
+    InvalidField, convert_each, ip_address, ip_address_to_wire, parse_name, parse_port,
+    socket_address, socket_address_to_wire,
 };
 
 pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
     let resource = match key {
-        ResourceKey::Plan => Resource::Plan(proto::Nothing {}),
+        ResourceKey::Workload => Resource::Plan(proto::Nothing {}),
         ResourceKey::Service(name) => Resource::Service(name.to_string()),
         ResourceKey::Address(address) => Resource::Address(ip_address_to_wire(*address)),
         ResourceKey::Name(name) => Resource::Name(name.to_string()),
@@ -30,10 +30,10 @@ pub(crate) fn key_to_wire(key: &ResourceKey) -> proto::Key {
     proto::Key { resource: Some(resource) }
 }
 
-pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Invalid> {
+pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, InvalidField> {
     match wire.and_then(|key| key.resource) {
-        None => Err(Invalid::new("key", "is missing, or unknown to this version")),
-        Some(Resource::Plan(proto::Nothing {})) => Ok(ResourceKey::Plan),
+        None => Err(InvalidField::new("key", "is missing, or unknown to this version")),
+        Some(Resource::Plan(proto::Nothing {})) => Ok(ResourceKey::Workload),
         Some(Resource::Service(name)) => parse_name("key.service", &name).map(ResourceKey::Service),
         Some(Resource::Address(bytes)) => {
             ip_address("key.address", &bytes).map(ResourceKey::Address)
@@ -47,12 +47,15 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
     }
 }
 
-pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> proto::Hello {
+pub(crate) fn hello_to_wire(
+    hello: &Hello,
+    held: &[(ResourceKey, ResourceVersion)],
+) -> proto::Hello {
     let held_addresses = held.iter().filter_map(|(key, version)| match key {
         ResourceKey::Address(address) => {
             Some(proto::HeldAddress { address: ip_address_to_wire(*address), version: version.0 })
         }
-        ResourceKey::Plan
+        ResourceKey::Workload
         | ResourceKey::Service(_)
         | ResourceKey::Endpoint(_)
         | ResourceKey::Name(_) => None,
@@ -61,7 +64,7 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
         ResourceKey::Name(name) => {
             Some(proto::HeldName { name: name.to_string(), version: version.0 })
         }
-        ResourceKey::Plan
+        ResourceKey::Workload
         | ResourceKey::Service(_)
         | ResourceKey::Endpoint(_)
         | ResourceKey::Address(_) => None,
@@ -95,9 +98,9 @@ pub(crate) fn hello_to_wire(hello: &Hello, held: &[(ResourceKey, Version)]) -> p
 /// Parses a proxy's description of itself, and its held resource versions.
 pub(crate) fn hello_from_wire(
     wire: proto::Hello,
-) -> Result<(Hello, Vec<(ResourceKey, Version)>), Invalid> {
+) -> Result<(Hello, Vec<(ResourceKey, ResourceVersion)>), InvalidField> {
     if wire.version.len() > SOFTWARE_VERSION_BYTES_MAX {
-        return Err(Invalid::new("version", "is longer than 64 bytes"));
+        return Err(InvalidField::new("version", "is longer than 64 bytes"));
     }
     let admin = wire.admin.as_ref().map(|address| socket_address("admin", Some(address)));
     let hello = Hello {
@@ -116,14 +119,14 @@ pub(crate) fn hello_from_wire(
         report: report_from_wire(wire.conditions, wire.named_addresses)?,
     };
     let held = wire.held.into_iter();
-    let held = held.map(|held| Ok((key_from_wire(held.key)?, Version(held.version))));
+    let held = held.map(|held| Ok((key_from_wire(held.key)?, ResourceVersion(held.version))));
     let addresses = wire.held_addresses.into_iter().map(|held| {
         let address = ip_address("held_addresses.address", &held.address)?;
-        Ok((ResourceKey::Address(address), Version(held.version)))
+        Ok((ResourceKey::Address(address), ResourceVersion(held.version)))
     });
     let names = wire.held_names.into_iter().map(|held| {
         let name = parse_name("held_names.name", &held.name)?;
-        Ok((ResourceKey::Name(name), Version(held.version)))
+        Ok((ResourceKey::Name(name), ResourceVersion(held.version)))
     });
     let held = held.chain(addresses).chain(names);
     Ok((hello, held.collect::<Result<_, _>>()?))
@@ -149,17 +152,17 @@ pub(crate) fn listeners_to_wire(
 
 pub(crate) fn listeners_from_wire(
     wire: &[proto::Listener],
-) -> Result<Vec<InboundListener>, Invalid> {
+) -> Result<Vec<InboundListener>, InvalidField> {
     let listener = |wire: &proto::Listener| {
         let address = socket_address("listener.address", wire.address.as_ref())?;
         if address.port() == 0 {
-            return Err(Invalid::new("listener.address", "0 is not a port"));
+            return Err(InvalidField::new("listener.address", "0 is not a port"));
         }
         Ok(InboundListener { port: parse_port("listener.port", wire.port)?, address })
     };
     if wire.len() > LISTENERS_MAX {
         let reason = format!("has {} elements; at most {LISTENERS_MAX} are allowed", wire.len());
-        return Err(Invalid::new("listeners", reason));
+        return Err(InvalidField::new("listeners", reason));
     }
     wire.iter().map(listener).collect()
 }
@@ -181,12 +184,12 @@ pub(crate) fn looked_up_to_wire(names: &[ServiceName]) -> proto::Services {
     proto::Services { dns_names, ..proto::Services::default() }
 }
 
-pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, Invalid> {
+pub(crate) fn addresses_from_wire(wire: Vec<Vec<u8>>) -> Result<Vec<IpAddr>, InvalidField> {
     convert_each("addresses", wire, |bytes| ip_address("", &bytes))
 }
 
 /// Parses service names into a collection.
-pub(crate) fn services_from_wire<C>(names: &[String]) -> Result<C, Invalid>
+pub(crate) fn services_from_wire<C>(names: &[String]) -> Result<C, InvalidField>
 where
     C: FromIterator<ServiceName>,
 {
@@ -204,7 +207,7 @@ pub(crate) fn delta_to_wire(delta: Delta) -> proto::Delta {
     }
 }
 
-pub(crate) fn delta_from_wire(wire: proto::Delta) -> Result<Delta, Invalid> {
+pub(crate) fn delta_from_wire(wire: proto::Delta) -> Result<Delta, InvalidField> {
     let removed = wire.removed.into_iter().map(|key| key_from_wire(Some(key)));
     let absent: Option<Result<BTreeSet<_>, _>> =
         wire.absent.map(|services| services_from_wire(&services.names));
@@ -222,14 +225,14 @@ pub(crate) fn upsert_to_wire(upsert: Upsert) -> proto::Upsert {
     proto::Upsert { key: Some(key_to_wire(&upsert.key)), content: upsert.content }
 }
 
-pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>, Invalid> {
+pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>, InvalidField> {
     let upsert =
         |wire: proto::Upsert| Ok(Upsert { key: key_from_wire(wire.key)?, content: wire.content });
     wire.into_iter().map(upsert).collect()
 }
 
-pub(crate) fn nack_to_wire(nonce: u64, refusals: &[Refusal]) -> proto::Nack {
-    let refusal = |refusal: &Refusal| proto::Rejection {
+pub(crate) fn nack_to_wire(nonce: u64, refusals: &[ResourceRejection]) -> proto::Nack {
+    let refusal = |refusal: &ResourceRejection| proto::Rejection {
         key: Some(key_to_wire(&refusal.key)),
         reason: truncate_text(&refusal.reason, REASON_BYTES_MAX).to_owned(),
         because: refusal.because.as_ref().map(key_to_wire),
@@ -238,21 +241,23 @@ pub(crate) fn nack_to_wire(nonce: u64, refusals: &[Refusal]) -> proto::Nack {
     proto::Nack { nonce, rejections: refusals }
 }
 
-pub(crate) fn refusals_from_wire(wire: Vec<proto::Rejection>) -> Result<Vec<Refusal>, Invalid> {
+pub(crate) fn refusals_from_wire(
+    wire: Vec<proto::Rejection>,
+) -> Result<Vec<ResourceRejection>, InvalidField> {
     let refusal = |wire: proto::Rejection| {
         let because = wire.because.map(|key| key_from_wire(Some(key))).transpose()?;
         let reason = truncate_text(&wire.reason, REASON_BYTES_MAX).to_owned();
-        Ok(Refusal { key: key_from_wire(wire.key)?, reason, because })
+        Ok(ResourceRejection { key: key_from_wire(wire.key)?, reason, because })
     };
     wire.into_iter().take(REFUSALS_MAX).map(refusal).collect()
 }
 
-pub(crate) fn issued_to_wire(issued: IssuedBytes) -> proto::Issued {
+pub(crate) fn issued_to_wire(issued: IssuedCertificate) -> proto::Issued {
     proto::Issued { chain: issued.chain, roots: issued.roots }
 }
 
-pub(crate) fn issued_from_wire(wire: proto::Issued) -> IssuedBytes {
-    IssuedBytes { chain: wire.chain, roots: wire.roots }
+pub(crate) fn issued_from_wire(wire: proto::Issued) -> IssuedCertificate {
+    IssuedCertificate { chain: wire.chain, roots: wire.roots }
 }
 
 /// Truncates a text at a character boundary.

@@ -2,7 +2,7 @@
 //!
 //! Every connection sends [`Event`]s into one bounded queue that the owner reads one at a time
 //! ([`crate::queue`]); further changes are merged meanwhile. The owner responds to each connection through a
-//! `watch` of its own, which keeps only the newest [`Standing`], so it never waits for a slow proxy.
+//! `watch` of its own, which keeps only the newest [`OwnerResponse`], so it never waits for a slow proxy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,12 +11,12 @@ use leno_model::WorkloadName;
 use tokio::sync::watch;
 
 use crate::condition::ProxyReport;
-use crate::desired::WantedChange;
-use crate::doubt::Doubt;
 use crate::key::ChangeId;
-use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal, Update};
-use crate::peer::Registered;
-use crate::traffic::Traffic;
+use crate::message::{CertificateReply, ConfigUpdate, Hello, InboundListener, ResourceRejection};
+use crate::peer::RegisteredSidecars;
+use crate::subscriptions::SubscriptionChange;
+use crate::traffic::TrafficReport;
+use crate::unknown_endpoints::UnknownEndpoints;
 
 /// An event of a connection.
 #[derive(Debug)]
@@ -38,11 +38,11 @@ pub enum Event {
         report: Box<ProxyReport>,
     },
     /// Its subscriptions changed.
-    Wanted {
+    SubscriptionsChanged {
         /// The connection.
         connection: ConnectionId,
         /// All changes since the last event of this kind.
-        change: Box<WantedChange>,
+        change: Box<SubscriptionChange>,
     },
     /// It has applied everything up to this change, except for rejected resources.
     Applied {
@@ -56,36 +56,36 @@ pub enum Event {
         bytes: u64,
     },
     /// It rejected resources; the previous versions stay in use.
-    Refused {
+    Rejected {
         /// The connection.
         connection: ConnectionId,
         /// The rejections, at least one.
-        refusals: Vec<Refusal>,
+        refusals: Vec<ResourceRejection>,
     },
     /// It reported its traffic.
     Traffic {
         /// The connection.
         connection: ConnectionId,
         /// The traffic since the last report.
-        traffic: Box<Traffic>,
+        traffic: Box<TrafficReport>,
     },
     /// It requested a new certificate for its workload.
-    Certify {
+    CertificateRequested {
         /// The connection.
         connection: ConnectionId,
         /// A certificate signing request, DER.
         csr: Vec<u8>,
         /// The sender of the response; dropping it makes the proxy retry.
-        answer: CertificateAnswer,
+        answer: CertificateReply,
     },
     /// A client without a certificate requested its first one. Belongs to no connection.
-    Join(Joining),
+    JoinRequested(PendingJoin),
     /// Another control plane reported its connected sidecars. Belongs to no proxy's connection.
     OtherReplica {
         /// The stream to that control plane.
         connection: ConnectionId,
         /// Sidecars that connected or changed their addresses.
-        here: Registered,
+        here: RegisteredSidecars,
         /// Sidecars that disconnected.
         gone: Vec<WorkloadName>,
     },
@@ -98,7 +98,7 @@ pub enum Event {
     },
     /// The connection ended. Always its last event, unless its task was aborted: then only
     /// [`watch::Sender::is_closed`] indicates it.
-    Left {
+    Disconnected {
         /// The connection.
         connection: ConnectionId,
     },
@@ -112,11 +112,11 @@ pub struct Connected {
     /// Its first message; its certificate authorizes it for this workload.
     pub hello: Hello,
     /// The sender of the owner's responses. Dropping it ends the connection.
-    pub standing: watch::Sender<Standing>,
+    pub responses: watch::Sender<OwnerResponse>,
 }
 
 /// A request for a first certificate.
-pub struct Joining {
+pub struct PendingJoin {
     /// The one-time join token.
     pub token: String,
     /// The workload that the token must belong to.
@@ -126,26 +126,26 @@ pub struct Joining {
     /// The address of the client.
     pub source: IpAddr,
     /// The sender of the response.
-    pub answer: CertificateAnswer,
+    pub answer: CertificateReply,
 }
 
 /// Formats without the token.
-impl fmt::Debug for Joining {
+impl fmt::Debug for PendingJoin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Joining").field("workload", &self.workload).finish_non_exhaustive()
+        f.debug_struct("PendingJoin").field("workload", &self.workload).finish_non_exhaustive()
     }
 }
 
 /// The owner's response to a connection; only the newest is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Standing {
+pub enum OwnerResponse {
     /// No response yet.
     #[default]
     Pending,
     /// The configuration for the proxy.
-    Offer(Update),
+    Config(ConfigUpdate),
     /// The configuration for the proxy; it keeps the uncertain endpoints that it has.
-    Partial(Update, Doubt),
+    PartialConfig(ConfigUpdate, UnknownEndpoints),
     /// The connection must end, with this reason.
     Goodbye(String),
 }
@@ -174,7 +174,7 @@ mod tests {
         let workload: WorkloadName = "bookinfo/gateway-1".parse().unwrap();
         let request =
             JoinRequest { token: token.clone(), workload: workload.to_string(), csr: vec![1] };
-        let event = Event::Join(Joining {
+        let event = Event::JoinRequested(PendingJoin {
             token,
             workload,
             csr: vec![1],

@@ -6,45 +6,48 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Access, AccessRule, AddressEntry, DnsRecord, Endpoint, EndpointId, FieldMatch, Header,
-    HeaderEdits, Name, OutboundListener, PathEdit, PathMatch, PortSet, PortView, Protocol, Reach,
-    RequestMatch, RouteKind, RouteRule, RuleActions, ServiceAccount, ServiceName, ServiceView,
-    Snapshot, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend, WorkloadName, WorkloadPlan,
-    WorkloadPort,
+    Access, AccessRule, AddressEntry, ClientAuthorization, DnsRecord, Endpoint, EndpointId,
+    FieldMatch, Header, HeaderEdits, Name, OutboundListener, PathEdit, PathMatch, PortConfig,
+    PortSet, Protocol, RequestMatch, RouteKind, RouteRule, RuleActions, ServiceAccount,
+    ServiceConfig, ServiceName, Snapshot, TrustDomain, UrlRewrite, ValueMatch, WeightedBackend,
+    WorkloadConfig, WorkloadName, WorkloadPort,
 };
 
 use crate::key::ChangeId;
-use crate::message::{Hello, InboundListener, Update};
+use crate::message::{ConfigUpdate, Hello, InboundListener};
 
 /// Two services; one of them is routed to the other and to an absent one.
-pub(crate) fn bookinfo_update() -> Update {
+pub(crate) fn bookinfo_update() -> ConfigUpdate {
     let mut reviews = service_config("reviews", 2);
     add_route(&mut reviews, &["ratings", "missing"]);
     let mut update = update_with(1, [reviews, service_config("ratings", 3)]);
     update.absent.insert(service_name("missing"));
-    let address_entry = Arc::new(AddressEntry::Outside);
+    let address_entry = Arc::new(AddressEntry::External);
     Arc::make_mut(&mut update.snapshot).addresses.insert([10, 96, 0, 7].into(), address_entry);
     let dns_record: DnsRecord = [IpAddr::from([10, 96, 0, 7])].into_iter().collect();
     Arc::make_mut(&mut update.snapshot).names.insert(service_name("reviews"), Arc::new(dns_record));
     update
 }
 
-pub(crate) fn update_with(change: u64, services: impl IntoIterator<Item = ServiceView>) -> Update {
+pub(crate) fn update_with(
+    change: u64,
+    services: impl IntoIterator<Item = ServiceConfig>,
+) -> ConfigUpdate {
     let services = services.into_iter().map(|view| (view.name.clone(), Arc::new(view)));
     let snapshot = Snapshot {
-        plan: Arc::new(proxy_config()),
+        config: Arc::new(proxy_config()),
         services: services.collect(),
         addresses: BTreeMap::new(),
         names: BTreeMap::new(),
     };
-    Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
+    ConfigUpdate { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(change) }
 }
 
 /// A service in the namespace `bookinfo` with port 9080 and this many endpoints.
-pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceView {
+pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceConfig {
     let name = service_name(name);
     let endpoints = (0..endpoints).map(|index| Arc::new(service_endpoint(&name, index)));
-    let port = PortView {
+    let port = PortConfig {
         name: Some(Name::new("http").unwrap()),
         protocol: Protocol::Http,
         routed: false,
@@ -56,11 +59,16 @@ pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceView {
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(9080, port)]);
-    ServiceView { name, reach: Reach::Allowed, ports, awaited: false }
+    ServiceConfig {
+        name,
+        client_authorization: ClientAuthorization::Allowed,
+        ports,
+        awaited: false,
+    }
 }
 
 /// Routes `/v2` of a service to these backends.
-pub(crate) fn add_route(view: &mut ServiceView, backends: &[&str]) {
+pub(crate) fn add_route(view: &mut ServiceConfig, backends: &[&str]) {
     let port = view.ports.get_mut(&9080).unwrap();
     port.routed = true;
     port.rules.push(RouteRule {
@@ -99,23 +107,23 @@ pub(crate) fn service_endpoint(service: &ServiceName, index: u16) -> Endpoint {
     }
 }
 
-pub(crate) fn proxy_config() -> WorkloadPlan {
+pub(crate) fn proxy_config() -> WorkloadConfig {
     let access = Access::AllowListed(vec![AccessRule {
         policy: "bookinfo/clients".parse().unwrap(),
         sources: vec![ServiceAccount::new("bookinfo", "client").unwrap()],
         http: vec![RequestMatch::default()],
         tcp: PortSet::Only(vec![9080]),
     }]);
-    let bare = WorkloadPlan::identity_only(
+    let bare = WorkloadConfig::identity_only(
         workload_name(),
         ServiceAccount::new("bookinfo", "gateway").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
         [127, 0, 0, 1].into(),
         access,
     );
-    WorkloadPlan {
+    WorkloadConfig {
         ports: vec![WorkloadPort { name: None, port: 9080, protocol: Protocol::Detect }],
-        served: BTreeMap::from([(9080, service_name("gateway"))]),
+        port_services: BTreeMap::from([(9080, service_name("gateway"))]),
         outbound_listeners: vec![OutboundListener {
             service: service_name("reviews"),
             port: 9080,

@@ -12,9 +12,9 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::envelope::{issued_from_wire, issued_to_wire};
-use crate::event::{Event, Joining};
+use crate::event::{Event, PendingJoin};
 use crate::frame::{FrameError, FrameReader, FrameWriter, JOIN_BYTES_MAX};
-use crate::message::{IssuedBytes, NotIssued};
+use crate::message::{IssuanceFailure, IssuedCertificate};
 use crate::proto::{self, join_reply::Outcome};
 use crate::queue::EventSender;
 use crate::resource::parse_name;
@@ -29,7 +29,7 @@ pub async fn join<S>(
     token: &str,
     workload: &WorkloadName,
     csr: &[u8],
-) -> Result<IssuedBytes, JoinError>
+) -> Result<IssuedCertificate, JoinError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -53,7 +53,7 @@ where
     match reply.outcome {
         None => Err(JoinError::Malformed("a response without content".into())),
         Some(Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
-        Some(Outcome::Error(reason)) => Err(JoinError::Refused { reason, is_final }),
+        Some(Outcome::Error(reason)) => Err(JoinError::Rejected { reason, is_final }),
     }
 }
 
@@ -80,11 +80,11 @@ where
     let request = proto::JoinRequest::decode(frame)?;
     let workload = parse_name("workload", &request.workload)?;
     let (answer, answered) = oneshot::channel();
-    let joining = Joining { token: request.token, workload, csr: request.csr, source, answer };
-    events.announce(Event::Join(joining)).await?;
+    let joining = PendingJoin { token: request.token, workload, csr: request.csr, source, answer };
+    events.announce(Event::JoinRequested(joining)).await?;
     let (outcome, is_final) = match timeout(ANSWER_WAIT, answered).await {
         Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
-        Ok(Ok(Err(NotIssued { reason, is_final }))) => (Outcome::Error(reason), is_final),
+        Ok(Ok(Err(IssuanceFailure { reason, is_final }))) => (Outcome::Error(reason), is_final),
         Ok(Err(_)) | Err(_) => {
             let reason = "the control plane did not respond in time: try again";
             (Outcome::Error(reason.into()), false)
@@ -116,7 +116,7 @@ pub enum JoinError {
     Malformed(String),
     /// The control plane rejected the join.
     #[error("the control plane rejected the join: {reason}")]
-    Refused {
+    Rejected {
         /// Its reason.
         reason: String,
         /// True if the same token cannot succeed later.

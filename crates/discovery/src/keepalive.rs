@@ -7,31 +7,31 @@ use tokio::time::Instant;
 /// The times of the last message in each direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Keepalive {
-    heard: Instant,
-    spoke: Instant,
+    last_received: Instant,
+    last_sent: Instant,
 }
 
 impl Keepalive {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { heard: now, spoke: now }
+        Self { last_received: now, last_sent: now }
     }
 
     pub(crate) fn record_received(&mut self, now: Instant) {
-        self.heard = now;
+        self.last_received = now;
     }
 
     pub(crate) fn record_sent(&mut self, now: Instant) {
-        self.spoke = now;
+        self.last_sent = now;
     }
 
     /// The time of the next ping, if no other message is sent before.
     pub(crate) fn ping_at(&self) -> Instant {
-        self.spoke + PING_AFTER
+        self.last_sent + PING_AFTER
     }
 
     /// The time at which the peer is considered dead, if no message arrives before.
     pub(crate) fn silent_at(&self) -> Instant {
-        self.heard + SILENCE_MAX
+        self.last_received + SILENCE_MAX
     }
 }
 

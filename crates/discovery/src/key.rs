@@ -9,7 +9,7 @@ use leno_model::{EndpointId, ServiceName};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceKey {
     /// The configuration of the stream's workload, a singleton.
-    Plan,
+    Workload,
     /// The configuration of a service for the workload, without its endpoints.
     Service(ServiceName),
     /// One endpoint of a service.
@@ -21,11 +21,11 @@ pub enum ResourceKey {
 }
 
 impl ResourceKey {
-    /// The service that the resource belongs to; `None` for the plan, addresses and names.
+    /// The service that the resource belongs to; `None` for the workload, addresses and names.
     #[must_use]
     pub fn service(&self) -> Option<&ServiceName> {
         match self {
-            Self::Plan | Self::Address(_) | Self::Name(_) => None,
+            Self::Workload | Self::Address(_) | Self::Name(_) => None,
             Self::Service(name) => Some(name),
             Self::Endpoint(id) => Some(&id.service),
         }
@@ -37,7 +37,7 @@ impl ResourceKey {
 impl fmt::Display for ResourceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Plan => f.write_str("plan"),
+            Self::Workload => f.write_str("plan"),
             Self::Service(name) => write!(f, "service {name}"),
             Self::Address(address) => write!(f, "address {address}"),
             Self::Name(name) => write!(f, "name {name}"),
@@ -51,9 +51,9 @@ impl fmt::Display for ResourceKey {
 /// A hash of a resource's encoded content: equal on every replica and after every restart, so a proxy that
 /// reconnects to any replica receives only differences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Version(pub u64);
+pub struct ResourceVersion(pub u64);
 
-impl Version {
+impl ResourceVersion {
     /// Hashes the content: FNV-1a, then mixed so that every bit depends on every byte.
     #[must_use]
     pub fn from_content(content: &[u8]) -> Self {
@@ -65,7 +65,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for ResourceVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
@@ -95,8 +95,8 @@ mod tests {
 
     #[test]
     fn versions_are_the_same_on_every_machine() {
-        assert_eq!(Version::from_content(b"").to_string(), "e725b373746bacdb");
-        assert_eq!(Version::from_content(b"leno").to_string(), "fe85cd6b6c6b0750");
+        assert_eq!(ResourceVersion::from_content(b"").to_string(), "e725b373746bacdb");
+        assert_eq!(ResourceVersion::from_content(b"leno").to_string(), "fe85cd6b6c6b0750");
     }
 
     #[test]
@@ -104,11 +104,11 @@ mod tests {
         let mut seen = HashSet::new();
         for length in 0..300 {
             let mut content = vec![7; length];
-            assert!(seen.insert(Version::from_content(&content)), "{length} bytes");
+            assert!(seen.insert(ResourceVersion::from_content(&content)), "{length} bytes");
             if let Some(last) = content.last_mut() {
                 *last ^= 1;
                 assert!(
-                    seen.insert(Version::from_content(&content)),
+                    seen.insert(ResourceVersion::from_content(&content)),
                     "{length} bytes, last differs"
                 );
             }

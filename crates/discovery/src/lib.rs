@@ -11,18 +11,18 @@
 pub mod budget;
 pub mod client;
 pub mod condition;
-pub mod desired;
-mod doubt;
 mod envelope;
 pub mod event;
 #[cfg(test)]
 mod fixture;
 pub mod frame;
-mod holdings;
+mod held_versions;
 pub mod join;
 pub mod key;
 pub mod message;
 pub mod peer;
+pub mod subscriptions;
+mod unknown_endpoints;
 #[rustfmt::skip]
 mod proto;
 mod keepalive;
@@ -39,27 +39,27 @@ mod tap;
 pub mod traffic;
 
 pub use budget::{Budget, Budgets};
-pub use client::{FollowError, Follower, Request, follow_control_plane};
-pub use condition::{CONDITIONS_MAX, Condition, ProxyReport};
-pub use desired::{Wanted, WantedChange};
-pub use doubt::Doubt;
-pub use event::{Connected, ConnectionId, Event, Joining, Standing};
+pub use client::{DiscoveryError, ProxyRequest, UpdateHandler, follow_control_plane};
+pub use condition::{CONDITIONS_MAX, ProxyCondition, ProxyReport};
+pub use event::{Connected, ConnectionId, Event, OwnerResponse, PendingJoin};
 pub use join::{JoinError, join, serve_join};
-pub use key::{ChangeId, ResourceKey, Version};
+pub use key::{ChangeId, ResourceKey, ResourceVersion};
 pub use message::{
-    CertificateAnswer, Delta, Hello, InboundListener, IssuedBytes, NotIssued, Refusal, Update,
-    Upsert,
+    CertificateReply, ConfigUpdate, Delta, Hello, InboundListener, IssuanceFailure,
+    IssuedCertificate, ResourceRejection, Upsert,
 };
-pub use peer::{Registered, Registration, follow_peer, serve_peer};
-pub use publisher::{Acked, Publisher};
-pub use query::{ProxyAnswer, Queries, Query, QueryError};
-pub use queue::{EventQueue, EventSender, Queued, Turn, event_queue};
+pub use peer::{RegisteredSidecars, Registration, follow_peer, serve_peer};
+pub use publisher::{AcknowledgedDelta, Publisher};
+pub use query::{Queries, Query, QueryError, QueryResponse};
+pub use queue::{ConnectionTurn, EventQueue, EventSender, QueuedEvent, event_queue};
 pub use resource::InvalidResource;
-pub use server::{Operators, ServeError, serve_proxy};
-pub use stored::UnusableWorld;
-pub use subscriber::{Staged, Subscriber};
-pub use tap::{TAPS_MAX, Tapped, Tapping, Taps, TooManyTaps};
-pub use traffic::{Direction, RuleMatches, Traffic, TrafficSeries};
+pub use server::{OperatorSessions, ServeError, serve_proxy};
+pub use stored::InvalidStoredConfig;
+pub use subscriber::{StagedDelta, Subscriber};
+pub use subscriptions::{SubscribedResources, SubscriptionChange};
+pub use tap::{ActiveTap, TAPS_MAX, TapRecords, Taps, TooManyTaps};
+pub use traffic::{Direction, RuleMatches, TrafficReport, TrafficSeries};
+pub use unknown_endpoints::UnknownEndpoints;
 
 /// The ALPN protocol of a workload's stream.
 pub const ALPN: &[u8] = b"leno-discovery/1";

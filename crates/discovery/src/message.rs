@@ -9,7 +9,7 @@ use leno_model::{ServiceName, Snapshot, WorkloadName};
 use tokio::sync::oneshot;
 
 use crate::condition::ProxyReport;
-use crate::key::{ChangeId, ResourceKey, Version};
+use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 
 /// The first message of a proxy, for one workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub struct InboundListener {
 ///
 /// Unchanged services share their [`Arc`] between updates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Update {
+pub struct ConfigUpdate {
     /// The configuration.
     pub snapshot: Arc<Snapshot>,
     /// Services that do not exist although they are subscribed or used by a rule.
@@ -94,15 +94,15 @@ pub struct Upsert {
 impl Upsert {
     /// The version of the content.
     #[must_use]
-    pub fn version(&self) -> Version {
-        Version::from_content(&self.content)
+    pub fn version(&self) -> ResourceVersion {
+        ResourceVersion::from_content(&self.content)
     }
 }
 
 /// A proxy's rejection of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {reason}")]
-pub struct Refusal {
+pub struct ResourceRejection {
     /// The resource.
     pub key: ResourceKey,
     /// The error, for the author of the resource; at most 512 bytes are sent.
@@ -111,7 +111,7 @@ pub struct Refusal {
     pub because: Option<ResourceKey>,
 }
 
-impl Refusal {
+impl ResourceRejection {
     /// Rejects a resource that is invalid in itself.
     #[must_use]
     pub fn new(key: ResourceKey, reason: impl Into<String>) -> Self {
@@ -121,7 +121,7 @@ impl Refusal {
 
 /// An encoded certificate, DER.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IssuedBytes {
+pub struct IssuedCertificate {
     /// The leaf first, then the intermediates.
     pub chain: Vec<Vec<u8>>,
     /// The trusted roots from now on.
@@ -130,25 +130,25 @@ pub struct IssuedBytes {
 
 /// The reason that no certificate was issued.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotIssued {
+pub struct IssuanceFailure {
     /// A sentence for the operator of the proxy.
     pub reason: String,
     /// True if the same proof cannot succeed later.
     pub is_final: bool,
 }
 
-impl From<String> for NotIssued {
+impl From<String> for IssuanceFailure {
     /// A temporary failure.
     fn from(reason: String) -> Self {
         Self { reason, is_final: false }
     }
 }
 
-impl From<&str> for NotIssued {
+impl From<&str> for IssuanceFailure {
     fn from(reason: &str) -> Self {
         reason.to_owned().into()
     }
 }
 
 /// The sender of a certificate, or of the reason that there is none.
-pub type CertificateAnswer = oneshot::Sender<Result<IssuedBytes, NotIssued>>;
+pub type CertificateReply = oneshot::Sender<Result<IssuedCertificate, IssuanceFailure>>;

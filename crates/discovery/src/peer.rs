@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::client::FollowError;
+use crate::client::DiscoveryError;
 use crate::envelope::{listener_to_wire, listeners_from_wire};
 use crate::event::{ConnectionId, Event};
 use crate::frame::{
@@ -36,7 +36,7 @@ pub struct Registration {
 }
 
 /// The sidecars that are connected to one control plane, by workload.
-pub type Registered = BTreeMap<WorkloadName, Registration>;
+pub type RegisteredSidecars = BTreeMap<WorkloadName, Registration>;
 
 /// Sends the sidecars of this control plane to another one, now and on changes, until the stream ends. The
 /// first message is sent even if there are none.
@@ -45,7 +45,7 @@ pub type Registered = BTreeMap<WorkloadName, Registration>;
 /// [`ServeError`] unless the other control plane closed the stream, or this one is shutting down.
 pub async fn serve_peer<S>(
     stream: S,
-    mut here: watch::Receiver<Arc<Registered>>,
+    mut here: watch::Receiver<Arc<RegisteredSidecars>>,
 ) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -54,7 +54,7 @@ where
     let mut reader = FrameReader::new(read, REQUEST_BYTES_MAX);
     let mut writer = FrameWriter::new(write);
     let mut keepalive = Keepalive::new(Instant::now());
-    let mut sent = Arc::<Registered>::default();
+    let mut sent = Arc::<RegisteredSidecars>::default();
     let mut is_first = true;
     here.mark_changed();
     loop {
@@ -97,7 +97,11 @@ where
 /// Follows another control plane until the stream ends, and returns the reason.
 ///
 /// Sends [`Event::OtherReplica`] for reported sidecars, and [`Event::PeerLeft`] at the end.
-pub async fn follow_peer<S>(stream: S, connection: ConnectionId, events: EventSender) -> FollowError
+pub async fn follow_peer<S>(
+    stream: S,
+    connection: ConnectionId,
+    events: EventSender,
+) -> DiscoveryError
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -114,7 +118,7 @@ async fn receive_registrations<S>(
     stream: S,
     connection: ConnectionId,
     events: &EventSender,
-) -> Result<std::convert::Infallible, FollowError>
+) -> Result<std::convert::Infallible, DiscoveryError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -125,15 +129,15 @@ where
     loop {
         tokio::select! {
             frame = reader.next() => {
-                let frame = frame?.ok_or(FollowError::Closed)?;
+                let frame = frame?.ok_or(DiscoveryError::Closed)?;
                 keepalive.record_received(Instant::now());
                 let message = proto::ToPeer::decode(frame);
-                let message = message.map_err(|error| FollowError::Malformed(error.to_string()))?;
+                let message = message.map_err(|error| DiscoveryError::Malformed(error.to_string()))?;
                 // Messages of unknown kinds, from newer releases, are ignored.
                 if let Some(to_peer::Message::Registrations(wire)) = message.message {
                     for part in split_registrations(wire) {
                         let event = registrations_event(connection, part)?;
-                        events.send_event(event).await.map_err(|_| FollowError::Stopped)?;
+                        events.send_event(event).await.map_err(|_| DiscoveryError::Stopped)?;
                     }
                 }
             }
@@ -142,7 +146,7 @@ where
                 writer.push(&ping_message(), REQUEST_BYTES_MAX)?;
                 keepalive.record_sent(Instant::now());
             }
-            () = sleep_until(keepalive.silent_at()) => return Err(FollowError::Silent),
+            () = sleep_until(keepalive.silent_at()) => return Err(DiscoveryError::Silent),
         }
     }
 }
@@ -152,7 +156,10 @@ fn ping_message() -> proto::ToPeer {
 }
 
 /// The differences, in messages of bounded length.
-fn registration_changes(before: &Registered, now: &Registered) -> Vec<proto::Registrations> {
+fn registration_changes(
+    before: &RegisteredSidecars,
+    now: &RegisteredSidecars,
+) -> Vec<proto::Registrations> {
     let new = now.iter().filter(|(name, here)| before.get(name) != Some(here));
     let new = new.map(|(name, Registration { listeners, session })| proto::Registration {
         workload: name.to_string(),
@@ -190,15 +197,15 @@ fn split_registrations(wire: proto::Registrations) -> impl Iterator<Item = proto
 fn registrations_event(
     connection: ConnectionId,
     wire: proto::Registrations,
-) -> Result<Event, FollowError> {
+) -> Result<Event, DiscoveryError> {
     let here = wire.here.into_iter().map(|wire| {
         let listeners = listeners_from_wire(&wire.listeners)?;
         let registration = Registration { listeners, session: wire.session };
         Ok((parse_name("registration.workload", &wire.workload)?, registration))
     });
-    let here = here.collect::<Result<Registered, FollowError>>()?;
+    let here = here.collect::<Result<RegisteredSidecars, DiscoveryError>>()?;
     let gone = wire.gone.iter().map(|name| Ok(parse_name("registrations.gone", name)?));
-    let gone = gone.collect::<Result<Vec<WorkloadName>, FollowError>>()?;
+    let gone = gone.collect::<Result<Vec<WorkloadName>, DiscoveryError>>()?;
     Ok(Event::OtherReplica { connection, here, gone })
 }
 
@@ -216,7 +223,7 @@ mod tests {
     use crate::budget::Budget;
     use crate::queue::event_queue;
 
-    fn registered_sidecars(names: &[(&str, u64)]) -> Arc<Registered> {
+    fn registered_sidecars(names: &[(&str, u64)]) -> Arc<RegisteredSidecars> {
         let one = |(name, session): &(&str, u64)| {
             let address = ([127, 0, 0, 1], 15_000).into();
             let listeners = vec![InboundListener { port: 9080, address }];
@@ -226,7 +233,7 @@ mod tests {
     }
 
     /// The known sidecars after this event.
-    fn apply_event(known: &mut Registered, event: Event) {
+    fn apply_event(known: &mut RegisteredSidecars, event: Event) {
         let Event::OtherReplica { here, gone, .. } = event else { panic!("{event:?}") };
         known.extend(here);
         for name in gone {
@@ -244,7 +251,7 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
-        let mut known = Registered::new();
+        let mut known = RegisteredSidecars::new();
         for state in [
             registered_sidecars(&[("a/one", 1), ("a/two", 2)]),
             registered_sidecars(&[("a/one", 3)]),
@@ -294,7 +301,7 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(ours, watched).await) });
         tasks.spawn(async { drop(follow_peer(theirs, ConnectionId(7), events).await) });
-        let mut known = Registered::new();
+        let mut known = RegisteredSidecars::new();
         while known != *all {
             let event = heard.recv().await.unwrap().event;
             if let Event::OtherReplica { here, gone, .. } = &event {
@@ -309,9 +316,9 @@ mod tests {
         let name = |number: usize| format!("{}/{}-{number}", "n".repeat(63), "w".repeat(56));
         let names: Vec<String> = (0..3000).map(name).collect();
         let names: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        let parts = registration_changes(&Registered::new(), &registered_sidecars(&names));
+        let parts = registration_changes(&RegisteredSidecars::new(), &registered_sidecars(&names));
         assert_eq!(parts.len(), 3);
-        let gone = registration_changes(&registered_sidecars(&names), &Registered::new());
+        let gone = registration_changes(&registered_sidecars(&names), &RegisteredSidecars::new());
         assert_eq!(gone.len(), 3);
         assert!(parts.iter().chain(&gone).all(|part| part.encoded_len() < MESSAGE_BYTES_MAX));
     }

@@ -474,7 +474,7 @@ pub struct SocketAddress {
     pub scope: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Plan {
+pub struct WorkloadConfig {
     #[prost(string, tag = "1")]
     pub workload: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -486,7 +486,7 @@ pub struct Plan {
     #[prost(message, repeated, tag = "5")]
     pub ports: ::prost::alloc::vec::Vec<ApplicationPort>,
     #[prost(message, repeated, tag = "6")]
-    pub served: ::prost::alloc::vec::Vec<Served>,
+    pub served: ::prost::alloc::vec::Vec<PortService>,
     #[prost(message, repeated, tag = "7")]
     pub outbound_listeners: ::prost::alloc::vec::Vec<OutboundListener>,
     #[prost(message, optional, tag = "8")]
@@ -498,11 +498,11 @@ pub struct Plan {
     #[prost(message, repeated, tag = "70")]
     pub revoked_workloads: ::prost::alloc::vec::Vec<RevokedWorkload>,
     #[prost(message, optional, tag = "20")]
-    pub caller: ::core::option::Option<Caller>,
+    pub caller: ::core::option::Option<CallerAttributes>,
     #[prost(message, repeated, tag = "21")]
     pub lanes: ::prost::alloc::vec::Vec<LanePort>,
     #[prost(message, optional, tag = "60")]
-    pub sight: ::core::option::Option<Sight>,
+    pub sight: ::core::option::Option<Observability>,
     #[prost(message, optional, tag = "85")]
     pub inbound: ::core::option::Option<InboundPolicy>,
     #[prost(message, repeated, tag = "90")]
@@ -514,11 +514,11 @@ pub struct Plan {
     #[prost(message, optional, tag = "110")]
     pub gateway: ::core::option::Option<Gateway>,
     #[prost(message, repeated, tag = "131")]
-    pub openings: ::prost::alloc::vec::Vec<Opening>,
+    pub openings: ::prost::alloc::vec::Vec<IngressRule>,
     #[prost(message, repeated, tag = "132")]
     pub egress_rules: ::prost::alloc::vec::Vec<EgressRule>,
     #[prost(message, repeated, tag = "133")]
-    pub guards: ::prost::alloc::vec::Vec<GuardedPort>,
+    pub guards: ::prost::alloc::vec::Vec<CheckedPort>,
     #[prost(message, repeated, tag = "134")]
     pub retries: ::prost::alloc::vec::Vec<ServiceRetry>,
 }
@@ -530,21 +530,21 @@ pub struct RevokedWorkload {
     pub uid: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GuardedPort {
+pub struct CheckedPort {
     #[prost(uint32, tag = "1")]
     pub port: u32,
     #[prost(message, repeated, tag = "2")]
-    pub guards: ::prost::alloc::vec::Vec<Guard>,
+    pub guards: ::prost::alloc::vec::Vec<RequestCheck>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Guard {
+pub struct RequestCheck {
     #[prost(message, optional, tag = "1")]
     pub policy: ::core::option::Option<ServicePolicy>,
-    #[prost(oneof = "guard::Guard", tags = "2, 3")]
-    pub guard: ::core::option::Option<guard::Guard>,
+    #[prost(oneof = "request_check::Guard", tags = "2, 3")]
+    pub guard: ::core::option::Option<request_check::Guard>,
 }
-/// Nested message and enum types in `Guard`.
-pub mod guard {
+/// Nested message and enum types in `RequestCheck`.
+pub mod request_check {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Guard {
         #[prost(message, tag = "2")]
@@ -581,7 +581,7 @@ pub struct JwtIssuer {
     #[prost(string, tag = "3")]
     pub keys: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "4")]
-    pub places: ::prost::alloc::vec::Vec<JwtPlace>,
+    pub places: ::prost::alloc::vec::Vec<JwtLocation>,
     #[prost(uint64, tag = "5")]
     pub clock_skew_nanoseconds: u64,
     #[prost(message, repeated, tag = "6")]
@@ -594,14 +594,14 @@ pub struct JwtIssuer {
     pub max_age_nanoseconds: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct JwtPlace {
+pub struct JwtLocation {
     #[prost(string, tag = "3")]
     pub prefix: ::prost::alloc::string::String,
-    #[prost(oneof = "jwt_place::Place", tags = "1, 2")]
-    pub place: ::core::option::Option<jwt_place::Place>,
+    #[prost(oneof = "jwt_location::Place", tags = "1, 2")]
+    pub place: ::core::option::Option<jwt_location::Place>,
 }
-/// Nested message and enum types in `JwtPlace`.
-pub mod jwt_place {
+/// Nested message and enum types in `JwtLocation`.
+pub mod jwt_location {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Place {
         #[prost(string, tag = "1")]
@@ -638,13 +638,13 @@ pub mod check_service {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum At {
         #[prost(message, tag = "1")]
-        Service(super::DecidingService),
+        Service(super::CheckServiceName),
         #[prost(string, tag = "2")]
         Url(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DecidingService {
+pub struct CheckServiceName {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
@@ -661,10 +661,10 @@ pub struct Authorization {
     #[prost(message, repeated, tag = "4")]
     pub context_extensions: ::prost::alloc::vec::Vec<ContextEntry>,
     #[prost(message, optional, tag = "5")]
-    pub body: ::core::option::Option<ShownBody>,
+    pub body: ::core::option::Option<BodyExcerpt>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ShownBody {
+pub struct BodyExcerpt {
     #[prost(uint32, tag = "1")]
     pub bytes_max: u32,
     #[prost(bool, tag = "2")]
@@ -732,7 +732,7 @@ pub mod descriptor_entry {
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Opening {
+pub struct IngressRule {
     #[prost(string, tag = "1")]
     pub policy: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
@@ -747,11 +747,11 @@ pub struct Opening {
     pub requests: ::core::option::Option<RequestMatches>,
     #[prost(string, repeated, tag = "11")]
     pub external_principals: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(oneof = "opening::Entry", tags = "3, 4, 5, 6")]
-    pub entry: ::core::option::Option<opening::Entry>,
+    #[prost(oneof = "ingress_rule::Entry", tags = "3, 4, 5, 6")]
+    pub entry: ::core::option::Option<ingress_rule::Entry>,
 }
-/// Nested message and enum types in `Opening`.
-pub mod opening {
+/// Nested message and enum types in `IngressRule`.
+pub mod ingress_rule {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Entry {
         #[prost(message, tag = "3")]
@@ -974,7 +974,7 @@ pub struct Rate {
     pub size: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Sight {
+pub struct Observability {
     #[prost(message, optional, tag = "1")]
     pub tracing: ::core::option::Option<Tracing>,
     #[prost(message, optional, tag = "2")]
@@ -1063,7 +1063,7 @@ pub struct ApplicationPort {
     pub protocol: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Served {
+pub struct PortService {
     #[prost(uint32, tag = "1")]
     pub port: u32,
     #[prost(string, tag = "2")]
@@ -1199,7 +1199,7 @@ pub struct TrafficPolicy {
     #[prost(message, optional, tag = "1")]
     pub outlier_detection: ::core::option::Option<PortOutlierDetection>,
     #[prost(message, optional, tag = "90")]
-    pub breaker: ::core::option::Option<Breaker>,
+    pub breaker: ::core::option::Option<CircuitBreaker>,
     #[prost(message, optional, tag = "91")]
     pub faults: ::core::option::Option<Faults>,
     #[prost(message, optional, tag = "92")]
@@ -1246,7 +1246,7 @@ pub struct Balancing {
     #[prost(message, optional, tag = "1")]
     pub policy: ::core::option::Option<ServicePolicy>,
     #[prost(message, optional, tag = "7")]
-    pub warm_up: ::core::option::Option<WarmUp>,
+    pub warm_up: ::core::option::Option<SlowStart>,
     #[prost(bool, tag = "8")]
     pub by_latency: bool,
     #[prost(oneof = "balancing::Algorithm", tags = "2, 3, 4, 5, 6")]
@@ -1286,14 +1286,14 @@ pub mod hash_key {
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct WarmUp {
+pub struct SlowStart {
     #[prost(uint64, tag = "1")]
     pub time_nanoseconds: u64,
     #[prost(uint32, tag = "2")]
     pub percent_min: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Breaker {
+pub struct CircuitBreaker {
     #[prost(message, optional, tag = "1")]
     pub policy: ::core::option::Option<ServicePolicy>,
     #[prost(uint32, optional, tag = "2")]
@@ -1305,14 +1305,14 @@ pub struct Breaker {
     #[prost(uint32, optional, tag = "5")]
     pub retries: ::core::option::Option<u32>,
     #[prost(message, optional, tag = "6")]
-    pub trip: ::core::option::Option<Trip>,
+    pub trip: ::core::option::Option<TripConditions>,
     #[prost(message, optional, tag = "7")]
     pub response: ::core::option::Option<FixedResponse>,
     #[prost(uint64, optional, tag = "8")]
     pub connect_timeout_nanoseconds: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Trip {
+pub struct TripConditions {
     #[prost(message, optional, tag = "1")]
     pub failures: ::core::option::Option<FailureClasses>,
     #[prost(uint64, tag = "2")]
@@ -1322,20 +1322,20 @@ pub struct Trip {
     #[prost(uint32, tag = "4")]
     pub requests_min: u32,
     #[prost(message, optional, tag = "5")]
-    pub failed: ::core::option::Option<TooMany>,
+    pub failed: ::core::option::Option<FailureThreshold>,
     #[prost(uint32, tag = "6")]
     pub consecutive_failures: u32,
     #[prost(uint64, tag = "7")]
     pub slow_nanoseconds: u64,
     #[prost(message, optional, tag = "8")]
-    pub slow: ::core::option::Option<TooMany>,
+    pub slow: ::core::option::Option<FailureThreshold>,
     #[prost(uint64, tag = "9")]
     pub open_nanoseconds: u64,
     #[prost(uint32, tag = "10")]
     pub half_open_requests: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct TooMany {
+pub struct FailureThreshold {
     #[prost(uint32, tag = "1")]
     pub share_ppm: u32,
     #[prost(uint32, tag = "2")]
@@ -1498,10 +1498,10 @@ pub struct RuleActions {
     #[prost(message, optional, tag = "9")]
     pub cors: ::core::option::Option<Cors>,
     #[prost(message, optional, tag = "10")]
-    pub persistence: ::core::option::Option<Persistence>,
+    pub persistence: ::core::option::Option<SessionPersistence>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Persistence {
+pub struct SessionPersistence {
     #[prost(string, optional, tag = "1")]
     pub name: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(enumeration = "Carries", tag = "2")]
@@ -1662,7 +1662,7 @@ pub struct Label {
     pub value: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Caller {
+pub struct CallerAttributes {
     #[prost(string, repeated, tag = "1")]
     pub services: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "2")]
@@ -1697,7 +1697,7 @@ pub struct TagRule {
     #[prost(sint32, tag = "3")]
     pub precedence: i32,
     #[prost(message, optional, tag = "4")]
-    pub from: ::core::option::Option<Callers>,
+    pub from: ::core::option::Option<CallerMatch>,
     #[prost(message, optional, tag = "5")]
     pub matches: ::core::option::Option<TagMatch>,
     #[prost(message, optional, tag = "6")]
@@ -1765,7 +1765,7 @@ pub struct TagValue {
     pub value: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Callers {
+pub struct CallerMatch {
     #[prost(string, optional, tag = "1")]
     pub service: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "2")]
@@ -1834,7 +1834,7 @@ pub struct CallerRule {
     #[prost(uint32, tag = "2")]
     pub index: u32,
     #[prost(message, optional, tag = "3")]
-    pub from: ::core::option::Option<Callers>,
+    pub from: ::core::option::Option<CallerMatch>,
     #[prost(message, optional, tag = "4")]
     pub split: ::core::option::Option<TagSplit>,
     #[prost(uint32, tag = "5")]
@@ -1872,7 +1872,7 @@ pub struct LaneMark {
     pub headers: ::prost::alloc::vec::Vec<Label>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct World {
+pub struct StoredConfig {
     #[prost(uint64, tag = "1")]
     pub change: u64,
     #[prost(message, repeated, tag = "2")]

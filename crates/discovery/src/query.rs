@@ -38,12 +38,12 @@ pub struct Query {
     /// The time after which the control plane drops the response.
     pub deadline: Duration,
     /// The sender of the response.
-    pub answer: oneshot::Sender<ProxyAnswer>,
+    pub answer: oneshot::Sender<QueryResponse>,
 }
 
 /// The response of a proxy, as from its admin page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProxyAnswer {
+pub struct QueryResponse {
     /// The HTTP status.
     pub status: u16,
     /// The whole body.
@@ -69,7 +69,7 @@ pub enum QueryError {
     Busy,
     /// The deadline passed.
     #[error("the sidecar did not respond within {QUERY_DEADLINE:?}")]
-    Late,
+    Timeout,
     /// The response is too long.
     #[error("the response of the sidecar is larger than {ANSWER_BYTES_MAX} bytes")]
     Oversized,
@@ -79,7 +79,7 @@ pub enum QueryError {
 #[derive(Debug)]
 pub(crate) struct PendingQuery {
     path: String,
-    answer: oneshot::Sender<Result<ProxyAnswer, QueryError>>,
+    answer: oneshot::Sender<Result<QueryResponse, QueryError>>,
 }
 
 impl Queries {
@@ -102,7 +102,7 @@ impl Queries {
         &self,
         connection: ConnectionId,
         path: String,
-    ) -> Result<ProxyAnswer, QueryError> {
+    ) -> Result<QueryResponse, QueryError> {
         if path.len() > PATH_BYTES_MAX {
             return Err(QueryError::Path);
         }
@@ -159,7 +159,7 @@ struct OpenQuery {
     deadline: Pin<Box<Sleep>>,
     /// The parts received so far.
     body: Vec<u8>,
-    answer: oneshot::Sender<Result<ProxyAnswer, QueryError>>,
+    answer: oneshot::Sender<Result<QueryResponse, QueryError>>,
 }
 
 impl StreamQueries {
@@ -172,7 +172,7 @@ impl StreamQueries {
         loop {
             if let Some(open) = &mut self.open {
                 ready!(open.deadline.as_mut().poll(context));
-                self.finish_query(Err(QueryError::Late));
+                self.finish_query(Err(QueryError::Timeout));
             }
             // The registry keeps a sender for the lifetime of this object.
             let Some(pending) = ready!(self.intake.poll_recv(context)) else {
@@ -217,13 +217,13 @@ impl StreamQueries {
             let status = u16::try_from(part.status).unwrap_or_default();
             self.finish_query(match part.oversized {
                 true => Err(QueryError::Oversized),
-                false => Ok(ProxyAnswer { status, body }),
+                false => Ok(QueryResponse { status, body }),
             });
         }
         is_free
     }
 
-    fn finish_query(&mut self, result: Result<ProxyAnswer, QueryError>) {
+    fn finish_query(&mut self, result: Result<QueryResponse, QueryError>) {
         if let Some(open) = self.open.take() {
             // The operator may be gone.
             open.answer.send(result).ok();
@@ -239,7 +239,7 @@ impl Drop for StreamQueries {
 
 /// The proxy's state of the query that it is answering.
 #[derive(Debug)]
-pub(crate) struct Answering {
+pub(crate) struct QueryInProgress {
     id: u64,
     bytes_max: usize,
     state: AnsweringState,
@@ -247,12 +247,12 @@ pub(crate) struct Answering {
 
 #[derive(Debug)]
 enum AnsweringState {
-    Waiting(oneshot::Receiver<ProxyAnswer>),
+    Waiting(oneshot::Receiver<QueryResponse>),
     /// The response, and the number of its bytes already sent.
-    Sending(ProxyAnswer, usize),
+    Sending(QueryResponse, usize),
 }
 
-impl Answering {
+impl QueryInProgress {
     /// Parses a query. The control plane sends the next one only after it dropped this one.
     pub(crate) fn begin_query(wire: proto::Query) -> (Self, Query) {
         let (answer, receiver) = oneshot::channel();
@@ -264,10 +264,10 @@ impl Answering {
 }
 
 /// The next part of the response; pending while there is none. Cancel-safe.
-pub(crate) async fn next_part(answering: &mut Option<Box<Answering>>) -> proto::QueryAnswer {
+pub(crate) async fn next_part(answering: &mut Option<Box<QueryInProgress>>) -> proto::QueryAnswer {
     let Some(open) = answering else { return std::future::pending().await };
     if let AnsweringState::Waiting(receiver) = &mut open.state {
-        let answer = receiver.await.unwrap_or_else(|_| ProxyAnswer {
+        let answer = receiver.await.unwrap_or_else(|_| QueryResponse {
             status: 503,
             body: b"the sidecar does not accept queries now\n".to_vec(),
         });

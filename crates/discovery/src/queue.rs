@@ -14,14 +14,14 @@ use crate::event::Event;
 
 /// Creates the queue, with room for one event of each of `connections_max` connections.
 #[must_use]
-pub fn event_queue(connections_max: usize) -> (EventQueue, mpsc::Receiver<Queued>) {
+pub fn event_queue(connections_max: usize) -> (EventQueue, mpsc::Receiver<QueuedEvent>) {
     let (sender, receiver) = mpsc::channel(connections_max);
     (EventQueue(sender), receiver)
 }
 
 /// The sending end of the queue.
 #[derive(Debug, Clone)]
-pub struct EventQueue(mpsc::Sender<Queued>);
+pub struct EventQueue(mpsc::Sender<QueuedEvent>);
 
 impl EventQueue {
     /// Creates the sending end of one connection. Its work is charged to a budget.
@@ -39,21 +39,21 @@ impl EventQueue {
 
 /// An event, and the turn of its connection.
 #[derive(Debug)]
-pub struct Queued {
+pub struct QueuedEvent {
     /// The event.
     pub event: Event,
     /// The turn; held until all work for the event is done.
-    pub turn: Turn,
+    pub turn: ConnectionTurn,
 }
 
 /// The turn of a connection. The connection sends no other event before this is dropped.
 #[derive(Debug)]
-pub struct Turn {
+pub struct ConnectionTurn {
     _place: OwnedSemaphorePermit,
     budget: Arc<Budget>,
 }
 
-impl Turn {
+impl ConnectionTurn {
     /// Charges the connection's budget for work caused by its event.
     pub fn charge(&self, units: u64, now: Instant) {
         self.budget.charge_work(units, now);
@@ -63,7 +63,7 @@ impl Turn {
 /// The sending end of one connection.
 #[derive(Debug)]
 pub struct EventSender {
-    queue: mpsc::Sender<Queued>,
+    queue: mpsc::Sender<QueuedEvent>,
     turns: Arc<Semaphore>,
     budget: Arc<Budget>,
 }
@@ -74,14 +74,14 @@ pub(crate) struct OwnerGone;
 
 /// A slot in the queue, for one event.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
-    permit: mpsc::Permit<'a, Queued>,
-    turn: Turn,
+pub(crate) struct EventSlot<'a> {
+    permit: mpsc::Permit<'a, QueuedEvent>,
+    turn: ConnectionTurn,
 }
 
-impl Place<'_> {
+impl EventSlot<'_> {
     pub(crate) fn send_event(self, event: Event) {
-        self.permit.send(Queued { event, turn: self.turn });
+        self.permit.send(QueuedEvent { event, turn: self.turn });
     }
 }
 
@@ -91,11 +91,14 @@ impl EventSender {
     }
 
     /// Waits until the owner has handled the connection's last event. Cancel-safe.
-    pub(crate) async fn reserve_slot(&self) -> Result<Place<'_>, OwnerGone> {
+    pub(crate) async fn reserve_slot(&self) -> Result<EventSlot<'_>, OwnerGone> {
         // The semaphore is never closed.
         let place = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| OwnerGone)?;
         let permit = self.queue.reserve().await.map_err(|_| OwnerGone)?;
-        Ok(Place { permit, turn: Turn { _place: place, budget: Arc::clone(&self.budget) } })
+        Ok(EventSlot {
+            permit,
+            turn: ConnectionTurn { _place: place, budget: Arc::clone(&self.budget) },
+        })
     }
 
     /// Sends an event when it is the connection's turn.
@@ -126,19 +129,20 @@ mod tests {
         let [one, two] = [1, 2].map(ConnectionId);
         let flood = async {
             for _ in 0..1000 {
-                busy.send_event(Event::Left { connection: one }).await.unwrap();
+                busy.send_event(Event::Disconnected { connection: one }).await.unwrap();
             }
         };
         let single = async {
             // The other one is as far ahead as possible.
             tokio::task::yield_now().await;
-            modest.send_event(Event::Left { connection: two }).await.unwrap();
+            modest.send_event(Event::Disconnected { connection: two }).await.unwrap();
         };
         let owner = async {
             tokio::task::yield_now().await;
             let mut before = 0;
             loop {
-                let Some(Queued { event: Event::Left { connection }, turn }) = events.recv().await
+                let Some(QueuedEvent { event: Event::Disconnected { connection }, turn }) =
+                    events.recv().await
                 else {
                     panic!("the queue ended")
                 };

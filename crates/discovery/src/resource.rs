@@ -6,40 +6,40 @@
 mod action;
 mod address_entry;
 mod balancing;
-mod breaker;
+mod circuit_breaker;
 mod cors;
 mod dns_record;
 mod endpoint;
 mod fault;
 mod field;
 mod gateway;
-mod guard;
 mod hedging;
 mod inbound;
 mod ingress_and_egress;
 mod jwt;
-mod limit;
-mod persistence;
-mod plan;
+mod observability;
+mod rate_limit;
 mod request;
+mod request_check;
 mod retry;
 mod service;
-mod sight;
+mod session_persistence;
 mod tag;
 mod traffic_policy;
+mod workload_config;
 
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use leno_model::{AddressEntry, DnsRecord, Endpoint, ServiceName, ServiceView, WorkloadPlan};
+use leno_model::{AddressEntry, DnsRecord, Endpoint, ServiceConfig, ServiceName, WorkloadConfig};
 use prost::Message;
 
 use crate::key::ResourceKey;
 use crate::message::Upsert;
 
 pub(crate) use field::{
-    Invalid, convert_each, ip_address, ip_address_to_wire, parse_account, parse_name, parse_port,
-    socket_address, socket_address_to_wire,
+    InvalidField, convert_each, ip_address, ip_address_to_wire, parse_account, parse_name,
+    parse_port, socket_address, socket_address_to_wire,
 };
 
 pub(crate) use dns_record::ADDRESSES_OF_NAME_MAX;
@@ -48,9 +48,9 @@ pub(crate) use dns_record::ADDRESSES_OF_NAME_MAX;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
     /// The configuration of the stream's workload.
-    Plan(Box<WorkloadPlan>),
+    Workload(Box<WorkloadConfig>),
     /// A service, without endpoints.
-    Service(ServiceView),
+    Service(ServiceConfig),
     /// An endpoint.
     Endpoint(Endpoint),
     /// An address entry.
@@ -67,7 +67,9 @@ impl Resource {
     pub fn decode(upsert: &Upsert) -> Result<Self, InvalidResource> {
         let content = upsert.content.clone();
         match &upsert.key {
-            ResourceKey::Plan => read(content, plan::from_wire).map(Box::new).map(Self::Plan),
+            ResourceKey::Workload => {
+                read(content, workload_config::from_wire).map(Box::new).map(Self::Workload)
+            }
             ResourceKey::Service(name) => {
                 read(content, |wire| service::from_wire(name, wire)).map(Self::Service)
             }
@@ -89,13 +91,13 @@ impl Resource {
 
 /// Encodes a workload's configuration.
 #[must_use]
-pub fn encode_plan(plan: &WorkloadPlan) -> Bytes {
-    plan::to_wire(plan).encode_to_vec().into()
+pub fn encode_plan(plan: &WorkloadConfig) -> Bytes {
+    workload_config::to_wire(plan).encode_to_vec().into()
 }
 
 /// Encodes a service without its endpoints.
 #[must_use]
-pub fn encode_service(view: &ServiceView) -> Bytes {
+pub fn encode_service(view: &ServiceConfig) -> Bytes {
     service::to_wire(view).encode_to_vec().into()
 }
 
@@ -129,12 +131,15 @@ pub struct InvalidResource {
     pub reason: Box<str>,
 }
 
-fn read<W, T>(content: Bytes, convert: impl FnOnce(W) -> Result<T, Invalid>) -> Result<T, Invalid>
+fn read<W, T>(
+    content: Bytes,
+    convert: impl FnOnce(W) -> Result<T, InvalidField>,
+) -> Result<T, InvalidField>
 where
     W: Message + Default,
 {
     let wire = W::decode(content)
-        .map_err(|error| Invalid::new("content", format!("is not of its type: {error}")))?;
+        .map_err(|error| InvalidField::new("content", format!("is not of its type: {error}")))?;
     convert(wire)
 }
 

@@ -16,7 +16,7 @@ use crate::SUBSCRIPTIONS_MAX;
 use crate::budget::Budget;
 use crate::client::SERVICES_PER_MESSAGE_MAX;
 use crate::envelope::{hello_from_wire, services_from_wire};
-use crate::event::{Connected, ConnectionId, Event, Standing};
+use crate::event::{Connected, ConnectionId, Event, OwnerResponse};
 use crate::frame::{FrameError, FrameReader, FrameWriter, REQUEST_BYTES_MAX};
 use crate::keepalive::PING_AFTER;
 use crate::message::Hello;
@@ -24,15 +24,15 @@ use crate::proto::{self, from_proxy};
 use crate::publisher::Publisher;
 use crate::query::Queries;
 use crate::queue::EventSender;
-use crate::resource::Invalid;
-use crate::server::pending::Pending;
-use crate::server::session::{Ending, Session};
+use crate::resource::InvalidField;
+use crate::server::pending::PendingEvents;
+use crate::server::session::{ConnectionEnd, Session};
 use crate::tap::Taps;
 
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
 /// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's
-/// first message and [`Event::Left`] at the end. The owner ends the connection by [`Standing::Goodbye`] or by
+/// first message and [`Event::Disconnected`] at the end. The owner ends the connection by [`OwnerResponse::Goodbye`] or by
 /// dropping the sender of standings. The proxy receives all taps and queries of `operators`, and reports its
 /// traffic at the interval `report_interval`, if there is one.
 ///
@@ -43,7 +43,7 @@ pub async fn serve_proxy<S>(
     connection: ConnectionId,
     events: EventSender,
     report_interval: Option<Duration>,
-    operators: Operators,
+    operators: OperatorSessions,
 ) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -68,34 +68,34 @@ where
     };
     let workload = hello.workload.clone();
     let queries = operators.queries.open_stream(connection, hello.answers_queries);
-    let pending = Box::new(Pending::new(connection, &hello));
-    let (standing, offers) = watch::channel(Standing::Pending);
-    let connected = Box::new(Connected { connection, hello, standing });
+    let pending = Box::new(PendingEvents::new(connection, &hello));
+    let (standing, offers) = watch::channel(OwnerResponse::Pending);
+    let connected = Box::new(Connected { connection, hello, responses: standing });
     events.announce(Event::Connected(connected)).await?;
     let mut session =
         Session::new(&mut writer, publisher, pending, workload, &events, &operators.taps, queries);
     let asked = report_interval.map_or(Ok(()), |every| session.ask_for_reports(every));
     let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
     let ending = match asked {
-        Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(Ending::Failed),
-        Err(error) => Ending::Failed(error),
+        Ok(()) => session.run(&mut reader, offers).await.unwrap_or_else(ConnectionEnd::Failed),
+        Err(error) => ConnectionEnd::Failed(error),
     };
     session.finish().await;
     // The mesh owner may be gone.
-    events.announce(Event::Left { connection }).await.ok();
+    events.announce(Event::Disconnected { connection }).await.ok();
     ending.notify_proxy(writer).await
 }
 
 /// The open taps and queries of operators.
 #[derive(Debug, Clone)]
-pub struct Operators {
+pub struct OperatorSessions {
     /// The taps.
     pub taps: Arc<Taps>,
     /// The queries.
     pub queries: Arc<Queries>,
 }
 
-impl Operators {
+impl OperatorSessions {
     /// Creates an empty set of taps and queries. Their numbers count from `first`, a random number.
     #[must_use]
     pub fn new(first: u64) -> Self {
@@ -144,8 +144,8 @@ impl From<FrameError> for ServeError {
     }
 }
 
-impl From<Invalid> for ServeError {
-    fn from(invalid: Invalid) -> Self {
+impl From<InvalidField> for ServeError {
+    fn from(invalid: InvalidField) -> Self {
         Self::Malformed(format!("{}: {}", invalid.field, invalid.reason))
     }
 }

@@ -5,16 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    AddressEntry, AddressPort, DnsRecord, EndpointId, ServiceName, ServiceView, Snapshot,
+    AddressEntry, AddressPort, DnsRecord, EndpointId, ServiceConfig, ServiceName, Snapshot,
 };
 
-use crate::doubt::Doubt;
 use crate::fixture::{add_route, proxy_config, service_config, service_endpoint, service_name};
-use crate::key::{ChangeId, ResourceKey, Version};
-use crate::message::{Delta, Refusal, Update};
+use crate::key::{ChangeId, ResourceKey, ResourceVersion};
+use crate::message::{ConfigUpdate, Delta, ResourceRejection};
 use crate::publisher::Publisher;
 use crate::resource::encode_service;
 use crate::subscriber::Subscriber;
+use crate::unknown_endpoints::UnknownEndpoints;
 
 #[test]
 fn every_seed_converges_to_the_same_world() {
@@ -38,7 +38,7 @@ fn run(seed: u64) {
 /// The proxy's response to the control plane.
 enum Answer {
     Ack(u64),
-    Nack(u64, Vec<Refusal>),
+    Nack(u64, Vec<ResourceRejection>),
 }
 
 /// The completeness of the control plane's knowledge.
@@ -51,7 +51,7 @@ enum Certainty {
 struct Simulation {
     seed: u64,
     chance: Chance,
-    services: BTreeMap<ServiceName, ServiceView>,
+    services: BTreeMap<ServiceName, ServiceConfig>,
     addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
     names: BTreeMap<ServiceName, Arc<DnsRecord>>,
     ports_swapped: bool,
@@ -59,11 +59,11 @@ struct Simulation {
     publisher: Publisher,
     subscriber: Subscriber,
     /// The newest offer, and the uncertain ones among the endpoints that it lacks.
-    pushed: Option<(Update, Doubt)>,
+    pushed: Option<(ConfigUpdate, UnknownEndpoints)>,
     deltas: VecDeque<Delta>,
     answers: VecDeque<Answer>,
     /// Every version that the proxy rejected as invalid in itself, in this stream.
-    refused: BTreeSet<(ResourceKey, Version)>,
+    refused: BTreeSet<(ResourceKey, ResourceVersion)>,
 }
 
 impl Simulation {
@@ -130,7 +130,7 @@ impl Simulation {
         let name = service_name(NAMES[self.chance.next_below(NAMES.len())]);
         let address_entry = match self.chance.next_below(5) {
             0 => return drop(self.addresses.remove(&address)),
-            1 => AddressEntry::Outside,
+            1 => AddressEntry::External,
             2 => AddressEntry::Service(name),
             with => {
                 let endpoint = service_endpoint(&name, 1);
@@ -156,7 +156,7 @@ impl Simulation {
     }
 
     /// The configuration as the control plane would compile it now.
-    fn compile_update(&mut self) -> Update {
+    fn compile_update(&mut self) -> ConfigUpdate {
         self.change += 1;
         let mut plan = proxy_config();
         plan.outbound_listeners.truncate(usize::from(self.ports_swapped));
@@ -171,14 +171,14 @@ impl Simulation {
         let absent = used.filter(|name| !services.contains_key(name)).collect();
         let addresses = self.addresses.clone();
         let names = self.names.clone();
-        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names });
-        Update { snapshot, absent, change: ChangeId(self.change) }
+        let snapshot = Arc::new(Snapshot { config: Arc::new(plan), services, addresses, names });
+        ConfigUpdate { snapshot, absent, change: ChangeId(self.change) }
     }
 
-    fn publish_update(&mut self, certainty: Certainty) -> Update {
+    fn publish_update(&mut self, certainty: Certainty) -> ConfigUpdate {
         let mut offer = self.compile_update();
         let doubt = match certainty {
-            Certainty::Full => Doubt::default(),
+            Certainty::Full => UnknownEndpoints::default(),
             Certainty::Partial => self.forget_sidecars(&mut offer),
         };
         match doubt.is_empty() {
@@ -195,12 +195,14 @@ impl Simulation {
         let Some((offer, _)) = &self.pushed else { return };
         self.refused.retain(|(key, version)| {
             let view = key.service().and_then(|name| offer.snapshot.services.get(name));
-            view.is_some_and(|view| Version::from_content(&encode_service(view)) == *version)
+            view.is_some_and(|view| {
+                ResourceVersion::from_content(&encode_service(view)) == *version
+            })
         });
     }
 
     /// Simulates a control plane after a restart that does not know every sidecar yet.
-    fn forget_sidecars(&mut self, offer: &mut Update) -> Doubt {
+    fn forget_sidecars(&mut self, offer: &mut ConfigUpdate) -> UnknownEndpoints {
         let mut doubt = BTreeSet::new();
         for view in Arc::make_mut(&mut offer.snapshot).services.values_mut() {
             let back = self.chance.next_below(4);
@@ -215,7 +217,7 @@ impl Simulation {
         }
         let about = self.addresses.keys().filter(|_| self.chance.next_below(4) == 0).copied();
         let about: Vec<IpAddr> = about.collect();
-        let doubt: Doubt = doubt.into_iter().collect();
+        let doubt: UnknownEndpoints = doubt.into_iter().collect();
         doubt.with_addresses(about)
     }
 
@@ -337,7 +339,7 @@ impl Simulation {
                     .retain(|rule| rule.backends.iter().all(|b| b.service != service_name(POISON)));
             }
         }
-        let healthy = |view: &ServiceView| poisoned_view(view).is_none();
+        let healthy = |view: &ServiceConfig| poisoned_view(view).is_none();
         let clean = pushed.snapshot.services.values().all(|view| healthy(view));
         let held = self.subscriber.current_update();
         if clean {
@@ -351,7 +353,7 @@ impl Simulation {
         assert_eq!(self.publisher.applied_change(), Some(last.change), "{self}");
     }
 
-    fn deliver_all(&mut self) -> Update {
+    fn deliver_all(&mut self) -> ConfigUpdate {
         let offer = self.publish_update(Certainty::Full);
         for _ in 0..1000 {
             self.deliver_delta();
@@ -372,7 +374,7 @@ impl std::fmt::Display for Simulation {
 }
 
 /// The same port with another number; its endpoints follow.
-fn move_port(mut port: leno_model::PortView) -> leno_model::PortView {
+fn move_port(mut port: leno_model::PortConfig) -> leno_model::PortConfig {
     for endpoint in &mut port.endpoints {
         Arc::make_mut(endpoint).id.port = 81;
     }
@@ -380,16 +382,16 @@ fn move_port(mut port: leno_model::PortView) -> leno_model::PortView {
 }
 
 /// Errors that the proxy's own checks would find, such as an invalid regular expression.
-fn find_invalid(snapshot: &Snapshot) -> Vec<Refusal> {
+fn find_invalid(snapshot: &Snapshot) -> Vec<ResourceRejection> {
     snapshot.services.values().filter_map(|view| poisoned_view(view)).collect()
 }
 
-fn poisoned_view(view: &ServiceView) -> Option<Refusal> {
+fn poisoned_view(view: &ServiceConfig) -> Option<ResourceRejection> {
     let rules = view.ports.values().flat_map(|port| &port.rules);
     let mut backends = rules.flat_map(|rule| &rule.backends);
     backends
         .any(|backend| backend.service == service_name(POISON))
-        .then(|| Refusal::new(ResourceKey::Service(view.name.clone()), "poisoned"))
+        .then(|| ResourceRejection::new(ResourceKey::Service(view.name.clone()), "poisoned"))
 }
 
 /// Pseudorandom numbers from the seed (xorshift).

@@ -4,43 +4,43 @@ use leno_model::Snapshot;
 use prost::Message;
 
 use crate::envelope::{services_from_wire, services_to_wire, upsert_to_wire, upserts_from_wire};
-use crate::holdings::endpoints_of;
-use crate::key::{ChangeId, ResourceKey, Version};
-use crate::message::{Delta, Update, Upsert};
+use crate::held_versions::endpoints_of;
+use crate::key::{ChangeId, ResourceKey, ResourceVersion};
+use crate::message::{ConfigUpdate, Delta, Upsert};
 use crate::proto;
 use crate::resource::{
     encode_address_entry, encode_dns_record, encode_endpoint, encode_plan, encode_service,
 };
 
-impl Update {
+impl ConfigUpdate {
     /// Encodes this configuration for the disk, versioned and checksummed; read by
     /// [`crate::Subscriber::from_bytes`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let world = proto::World {
+        let world = proto::StoredConfig {
             change: self.change.0,
             resources: snapshot_resources(&self.snapshot).map(upsert_to_wire).collect(),
             absent: Some(services_to_wire(&self.absent)),
         };
         let content = world.encode_to_vec();
         let mut bytes = MARK.to_vec();
-        bytes.extend(Version::from_content(&content).0.to_be_bytes());
+        bytes.extend(ResourceVersion::from_content(&content).0.to_be_bytes());
         bytes.extend(content);
         bytes
     }
 }
 
 /// Reads a stored configuration as a delta from an empty one.
-pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
-    let rest = bytes.strip_prefix(MARK).ok_or(UnusableWorld::Foreign)?;
-    let (checksum, content) = rest.split_first_chunk::<8>().ok_or(UnusableWorld::Damaged)?;
-    if Version::from_content(content).0 != u64::from_be_bytes(*checksum) {
-        return Err(UnusableWorld::Damaged);
+pub(crate) fn read(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> {
+    let rest = bytes.strip_prefix(MARK).ok_or(InvalidStoredConfig::Foreign)?;
+    let (checksum, content) = rest.split_first_chunk::<8>().ok_or(InvalidStoredConfig::Damaged)?;
+    if ResourceVersion::from_content(content).0 != u64::from_be_bytes(*checksum) {
+        return Err(InvalidStoredConfig::Damaged);
     }
-    let world =
-        proto::World::decode(content).map_err(|error| UnusableWorld::Invalid(error.to_string()))?;
-    let invalid = |invalid: crate::resource::Invalid| {
-        UnusableWorld::Invalid(format!("{}: {}", invalid.field, invalid.reason))
+    let world = proto::StoredConfig::decode(content)
+        .map_err(|error| InvalidStoredConfig::Invalid(error.to_string()))?;
+    let invalid = |invalid: crate::resource::InvalidField| {
+        InvalidStoredConfig::Invalid(format!("{}: {}", invalid.field, invalid.reason))
     };
     let absent = world.absent.unwrap_or_default();
     Ok(Delta {
@@ -55,7 +55,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Delta, UnusableWorld> {
 
 /// The reason that a stored configuration is unusable; the hint is always to delete the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum UnusableWorld {
+pub enum InvalidStoredConfig {
     /// The magic number is missing, or the file was written by another version.
     #[error("not a stored configuration of this version: delete the file")]
     Foreign,
@@ -67,9 +67,10 @@ pub enum UnusableWorld {
     Invalid(String),
 }
 
-/// All resources of a snapshot: the plan, then each service before its endpoints, then addresses and names.
+/// All resources of a snapshot: the workload configuration, then each service before its endpoints, then addresses and
+/// names.
 fn snapshot_resources(snapshot: &Snapshot) -> impl Iterator<Item = Upsert> {
-    let plan = Upsert { key: ResourceKey::Plan, content: encode_plan(&snapshot.plan) };
+    let plan = Upsert { key: ResourceKey::Workload, content: encode_plan(&snapshot.config) };
     let services = snapshot.services.iter().flat_map(|(name, view)| {
         let key = ResourceKey::Service(name.clone());
         let service = Upsert { key, content: encode_service(view) };
@@ -121,7 +122,7 @@ mod tests {
     #[test]
     fn a_subscriber_without_a_world_stores_nothing_usable() {
         let stored = Subscriber::new().to_bytes();
-        assert_eq!(Subscriber::from_bytes(&stored).unwrap_err(), UnusableWorld::Foreign);
+        assert_eq!(Subscriber::from_bytes(&stored).unwrap_err(), InvalidStoredConfig::Foreign);
     }
 
     #[test]

@@ -6,31 +6,31 @@ use std::sync::Arc;
 
 use leno_model::Snapshot;
 
-use crate::holdings::Holdings;
-use crate::key::{ResourceKey, Version};
-use crate::message::{Delta, Refusal, Update};
-use crate::stored::{self, UnusableWorld};
-use crate::subscriber::staging::Staging;
+use crate::held_versions::HeldVersions;
+use crate::key::{ResourceKey, ResourceVersion};
+use crate::message::{ConfigUpdate, Delta, ResourceRejection};
+use crate::stored::{self, InvalidStoredConfig};
+use crate::subscriber::staging::DecodedDelta;
 
 /// The proxy's held resource versions, and the configuration built from them.
 #[derive(Debug, Clone, Default)]
 pub struct Subscriber {
-    held: Holdings,
-    update: Option<Update>,
+    held: HeldVersions,
+    update: Option<ConfigUpdate>,
 }
 
 /// A validated delta that is not applied yet.
 #[derive(Debug)]
-pub struct Staged {
+pub struct StagedDelta {
     removed: Vec<ResourceKey>,
-    upserts: Vec<(ResourceKey, Version)>,
-    update: Update,
+    upserts: Vec<(ResourceKey, ResourceVersion)>,
+    update: ConfigUpdate,
 }
 
-impl Staged {
+impl StagedDelta {
     /// The resulting configuration.
     #[must_use]
-    pub fn update(&self) -> &Update {
+    pub fn update(&self) -> &ConfigUpdate {
         &self.update
     }
 }
@@ -44,13 +44,13 @@ impl Subscriber {
 
     /// The held versions, for the first message of a stream.
     #[must_use]
-    pub fn held_versions(&self) -> Vec<(ResourceKey, Version)> {
+    pub fn held_versions(&self) -> Vec<(ResourceKey, ResourceVersion)> {
         self.held.all_resources()
     }
 
     /// The current configuration, if any.
     #[must_use]
-    pub fn current_update(&self) -> Option<&Update> {
+    pub fn current_update(&self) -> Option<&ConfigUpdate> {
         self.update.as_ref()
     }
 
@@ -61,14 +61,14 @@ impl Subscriber {
     /// # Errors
     /// A reason for each rejected resource: its content is invalid, or it refers to a service that is neither
     /// held nor absent, or to a port that its service lacks.
-    pub fn stage(&self, delta: Delta) -> Result<Staged, Vec<Refusal>> {
+    pub fn stage(&self, delta: Delta) -> Result<StagedDelta, Vec<ResourceRejection>> {
         let upserts = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
         let upserts = upserts.collect();
-        let staging = Staging::read(&delta)?;
+        let staging = DecodedDelta::read(&delta)?;
         let before = self.update.as_ref();
         let Some(plan) = staging.resulting_proxy_config(before) else {
             let reason = "the first update must contain a plan";
-            return Err(vec![Refusal::new(ResourceKey::Plan, reason)]);
+            return Err(vec![ResourceRejection::new(ResourceKey::Workload, reason)]);
         };
         let absent = match (delta.absent, before) {
             (Some(absent), _) => absent,
@@ -80,7 +80,7 @@ impl Subscriber {
         let names = staging.resulting_names(before);
         let snapshot = match before.map(|before| &before.snapshot) {
             Some(old)
-                if Arc::ptr_eq(&old.plan, &plan)
+                if Arc::ptr_eq(&old.config, &plan)
                     && services.is_none()
                     && addresses.is_none()
                     && names.is_none() =>
@@ -88,7 +88,7 @@ impl Subscriber {
                 Arc::clone(old)
             }
             old => Arc::new(Snapshot {
-                plan,
+                config: plan,
                 services: services
                     .or_else(|| old.map(|old| old.services.clone()))
                     .unwrap_or_default(),
@@ -98,12 +98,12 @@ impl Subscriber {
                 names: names.or_else(|| old.map(|old| old.names.clone())).unwrap_or_default(),
             }),
         };
-        let update = Update { snapshot, absent, change: delta.change };
-        Ok(Staged { removed: delta.removed, upserts, update })
+        let update = ConfigUpdate { snapshot, absent, change: delta.change };
+        Ok(StagedDelta { removed: delta.removed, upserts, update })
     }
 
     /// Applies a staged delta.
-    pub fn commit(&mut self, staged: Staged) -> &Update {
+    pub fn commit(&mut self, staged: StagedDelta) -> &ConfigUpdate {
         for key in &staged.removed {
             self.held.remove(key);
         }
@@ -113,22 +113,22 @@ impl Subscriber {
         self.update.insert(staged.update)
     }
 
-    /// Encodes the current configuration for the disk; empty if there is none. See [`Update::to_bytes`].
+    /// Encodes the current configuration for the disk; empty if there is none. See [`ConfigUpdate::to_bytes`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.update.as_ref().map(Update::to_bytes).unwrap_or_default()
+        self.update.as_ref().map(ConfigUpdate::to_bytes).unwrap_or_default()
     }
 
-    /// Decodes the output of [`Self::to_bytes`] or [`Update::to_bytes`].
+    /// Decodes the output of [`Self::to_bytes`] or [`ConfigUpdate::to_bytes`].
     ///
     /// # Errors
-    /// [`UnusableWorld`] if the bytes are truncated, modified or of another format.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, UnusableWorld> {
+    /// [`InvalidStoredConfig`] if the bytes are truncated, modified or of another format.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidStoredConfig> {
         let delta = stored::read(bytes)?;
         let mut subscriber = Self::new();
         let staged = subscriber.stage(delta).map_err(|refusals| {
             let first = refusals.first().map(ToString::to_string);
-            UnusableWorld::Invalid(first.unwrap_or_default())
+            InvalidStoredConfig::Invalid(first.unwrap_or_default())
         })?;
         subscriber.commit(staged);
         Ok(subscriber)

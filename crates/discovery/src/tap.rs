@@ -14,7 +14,7 @@ use leno_model::{
 use tokio::sync::{mpsc, watch};
 
 use crate::proto;
-use crate::resource::Invalid;
+use crate::resource::InvalidField;
 
 /// The open taps of a control plane.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Taps {
 
 /// The records of one proxy for a tap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tapped {
+pub struct TapRecords {
     /// The workload of the reporting sidecar.
     pub workload: WorkloadName,
     /// Access log lines in JSON, not validated yet.
@@ -37,10 +37,10 @@ pub struct Tapped {
 
 /// An open tap. Dropping it closes the tap at all sidecars.
 #[derive(Debug)]
-pub struct Tapping {
+pub struct ActiveTap {
     taps: Arc<Taps>,
     id: u64,
-    intake: mpsc::Receiver<Tapped>,
+    intake: mpsc::Receiver<TapRecords>,
     lost: Arc<AtomicU64>,
 }
 
@@ -52,7 +52,7 @@ pub struct TooManyTaps;
 #[derive(Debug, Clone)]
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
-    sender: mpsc::Sender<Tapped>,
+    sender: mpsc::Sender<TapRecords>,
     /// Records that did not fit into the queue.
     lost: Arc<AtomicU64>,
 }
@@ -69,7 +69,7 @@ impl Taps {
     ///
     /// # Errors
     /// [`TooManyTaps`].
-    pub fn open(self: &Arc<Self>, tap: Tap) -> Result<Tapping, TooManyTaps> {
+    pub fn open(self: &Arc<Self>, tap: Tap) -> Result<ActiveTap, TooManyTaps> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, intake) = mpsc::channel(TAPPED_MAX);
         let lost = Arc::<AtomicU64>::default();
@@ -82,7 +82,7 @@ impl Taps {
             has_room
         });
         match has_room {
-            true => Ok(Tapping { taps: Arc::clone(self), id, intake, lost }),
+            true => Ok(ActiveTap { taps: Arc::clone(self), id, intake, lost }),
             false => Err(TooManyTaps),
         }
     }
@@ -97,9 +97,9 @@ impl Taps {
     }
 }
 
-impl Tapping {
+impl ActiveTap {
     /// Polls the next records of a proxy.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Tapped>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<TapRecords>> {
         self.intake.poll_recv(context)
     }
 
@@ -109,7 +109,7 @@ impl Tapping {
     }
 }
 
-impl Drop for Tapping {
+impl Drop for ActiveTap {
     fn drop(&mut self) {
         self.taps.close(self.id);
     }
@@ -117,7 +117,7 @@ impl Drop for Tapping {
 
 impl OpenTap {
     /// Forwards a proxy's records, if the queue has room.
-    pub(crate) fn forward_records(&self, tapped: Tapped) {
+    pub(crate) fn forward_records(&self, tapped: TapRecords) {
         let count = (tapped.records.len() as u64).saturating_add(tapped.dropped);
         if self.sender.try_send(tapped).is_err() {
             self.record_lost(count);
@@ -175,23 +175,23 @@ pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) 
     (records, left_out as u64)
 }
 
-fn tap_from_wire(wire: proto::Tap) -> Result<Tap, Invalid> {
+fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
     let side = match proto::TapSide::try_from(wire.side) {
         Ok(proto::TapSide::Both) => TapSide::Both,
         Ok(proto::TapSide::Client) => TapSide::Client,
         Ok(proto::TapSide::Server) => TapSide::Server,
         Ok(proto::TapSide::Unspecified) | Err(_) => {
-            return Err(Invalid::new("side", format!("{} is not a side", wire.side)));
+            return Err(InvalidField::new("side", format!("{} is not a side", wire.side)));
         }
     };
     for (field, text) in [("path", &wire.path), ("method", &wire.method)] {
         if text.len() > TAP_TEXT_BYTES_MAX {
-            return Err(Invalid::new(field, "is too long"));
+            return Err(InvalidField::new(field, "is too long"));
         }
     }
     let status = |number: u32| {
         u16::try_from(number)
-            .map_err(|_| Invalid::new("status", format!("{number} is not a status")))
+            .map_err(|_| InvalidField::new("status", format!("{number} is not a status")))
     };
     let status = match wire.status {
         None => None,
@@ -244,9 +244,9 @@ mod tests {
         Arc::new(Taps::new(u64::MAX))
     }
 
-    fn tapped_records(count: usize) -> Tapped {
+    fn tapped_records(count: usize) -> TapRecords {
         let workload = "shop/web-1".parse().unwrap();
-        Tapped { workload, records: vec!["{}".to_owned(); count], dropped: 1 }
+        TapRecords { workload, records: vec!["{}".to_owned(); count], dropped: 1 }
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let tapping = taps.open(any_tap()).unwrap();
         let open = taps.watch_taps().borrow().clone();
         for _ in 0..TAPPED_MAX + 2 {
-            open[0].forward_records(Tapped { dropped: u64::MAX, ..tapped_records(2) });
+            open[0].forward_records(TapRecords { dropped: u64::MAX, ..tapped_records(2) });
         }
         assert_eq!((tapping.take_lost(), tapping.take_lost()), (u64::MAX, 0));
     }

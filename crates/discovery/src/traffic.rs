@@ -5,11 +5,11 @@ use std::time::Duration;
 use leno_model::{Name, Reason, RouteName, RuleKind, ServiceAccount, ServiceName};
 
 use crate::proto;
-use crate::resource::{Invalid, parse_account, parse_name};
+use crate::resource::{InvalidField, parse_account, parse_name};
 
 /// A proxy's traffic since its last report, or since it connected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct TrafficReport {
     /// The covered time.
     pub span: Duration,
     /// The series, at most [`SERIES_MAX`]; further ones are not sent.
@@ -94,7 +94,7 @@ pub enum Direction {
     Outbound,
 }
 
-pub(crate) fn traffic_to_wire(traffic: &Traffic) -> proto::Traffic {
+pub(crate) fn traffic_to_wire(traffic: &TrafficReport) -> proto::Traffic {
     proto::Traffic {
         span_ms: u32::try_from(traffic.span.as_millis()).unwrap_or(u32::MAX),
         series: traffic.series.iter().take(SERIES_MAX).map(series_to_wire).collect(),
@@ -145,7 +145,7 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
 
 /// Parses a report. Invalid series, and those over the limit, are counted as overflow: a newer proxy may report
 /// labels unknown to this release, and statistics are no reason to end a stream.
-pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
+pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> TrafficReport {
     let sent = wire.series.len().saturating_add(wire.rules.len());
     let read = |(index, series)| {
         series_from_wire(series).inspect_err(|invalid| {
@@ -157,7 +157,7 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
     let rules = wire.rules.into_iter().take(RULES_MAX).filter_map(|rule| rule_from_wire(rule).ok());
     let rules: Vec<_> = rules.collect();
     let left_out = u32::try_from(sent - series.len() - rules.len()).unwrap_or(u32::MAX);
-    Traffic {
+    TrafficReport {
         span: Duration::from_millis(wire.span_ms.into()),
         series,
         overflowed: wire.overflowed.saturating_add(left_out),
@@ -168,13 +168,13 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> Traffic {
 }
 
 /// Parses a rule; the caller skips a kind that only a newer proxy has.
-fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, Invalid> {
+fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, InvalidField> {
     if wire.rule.len() > RULE_BYTES_MAX {
-        return Err(Invalid::new("rule", format!("is longer than {RULE_BYTES_MAX} bytes")));
+        return Err(InvalidField::new("rule", format!("is longer than {RULE_BYTES_MAX} bytes")));
     }
     let kind = RuleKind::from_word(&wire.kind);
     Ok(RuleMatches {
-        kind: kind.ok_or_else(|| Invalid::new("kind", "is not a kind of rule"))?,
+        kind: kind.ok_or_else(|| InvalidField::new("kind", "is not a kind of rule"))?,
         namespace: parse_name("namespace", &wire.namespace)?,
         name: parse_name("name", &wire.name)?,
         rule: wire.rule,
@@ -182,18 +182,18 @@ fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, Invalid> {
     })
 }
 
-fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid> {
+fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, InvalidField> {
     let mut classes = [0; CLASSES];
     if wire.classes.len() != CLASSES {
-        return Err(Invalid::new("classes", format!("does not have {CLASSES} numbers")));
+        return Err(InvalidField::new("classes", format!("does not have {CLASSES} numbers")));
     }
     classes.copy_from_slice(&wire.classes);
     if wire.reasons.len() > REASONS_MAX {
-        return Err(Invalid::new("reasons", format!("has more than {REASONS_MAX}")));
+        return Err(InvalidField::new("reasons", format!("has more than {REASONS_MAX}")));
     }
     let reasons = wire.reasons.iter();
     let reasons = reasons.map(|found| (Reason::from_label(&found.reason), found.requests));
-    let port = u16::try_from(wire.port).map_err(|_| Invalid::new("port", "is not a port"))?;
+    let port = u16::try_from(wire.port).map_err(|_| InvalidField::new("port", "is not a port"))?;
     let series = TrafficSeries {
         direction: if wire.inbound { Direction::Inbound } else { Direction::Outbound },
         service: parse_optional("service", &wire.service)?,
@@ -212,20 +212,20 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
         durations: durations_from_wire(&wire.durations)?,
     };
     if series.failed > series.ended_count() {
-        return Err(Invalid::new("failed", "exceeds the number of requests"));
+        return Err(InvalidField::new("failed", "exceeds the number of requests"));
     }
     Ok(series)
 }
 
-fn parse_optional<T>(field: &str, text: &str) -> Result<Option<T>, Invalid>
+fn parse_optional<T>(field: &str, text: &str) -> Result<Option<T>, InvalidField>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
 {
     (!text.is_empty()).then(|| parse_name(field, text)).transpose()
 }
 
-fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, Invalid> {
-    let invalid = |reason: &str| Invalid::new("durations", reason);
+fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
+    let invalid = |reason: &str| InvalidField::new("durations", reason);
     let (pairs, []) = wire.as_chunks::<2>() else {
         return Err(invalid("has an odd number of elements"));
     };
@@ -319,8 +319,8 @@ mod tests {
         assert_eq!((read.rules.len(), read.overflowed), (RULES_MAX, 6));
     }
 
-    fn traffic_report() -> Traffic {
-        Traffic {
+    fn traffic_report() -> TrafficReport {
+        TrafficReport {
             span: Duration::from_millis(5_001),
             series: vec![
                 traffic_series(),
@@ -438,7 +438,7 @@ mod tests {
             ..rule_hits("UpstreamTrafficSetting", &"r".repeat(RULE_BYTES_MAX))
         };
         let (series, rules) = (vec![full; SERIES_MAX + 9], vec![rule; RULES_MAX + 9]);
-        let traffic = Traffic { series, rules, ..traffic_report() };
+        let traffic = TrafficReport { series, rules, ..traffic_report() };
         let wire = traffic_to_wire(&traffic);
         assert_eq!(wire.series.len(), SERIES_MAX);
         assert_eq!(wire.series[0].service, longest);

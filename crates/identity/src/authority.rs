@@ -24,9 +24,9 @@ use rustls::pki_types::CertificateDer;
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 
-use crate::credential::{CLOCK_SKEW, CredentialError, Issued, ca_generation};
+use crate::credential::{CLOCK_SKEW, CertificateBundle, CredentialError, ca_generation};
 use crate::directory::create_private_directory;
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
 use crate::request::CertificateRequest;
@@ -54,7 +54,7 @@ pub struct Authority {
     /// Previous intermediates that members still trust.
     pins: Vec<CertificateDer<'static>>,
     /// Cross-certificates from those to this one, at the end of the chain.
-    crosses: Vec<CertificateDer<'static>>,
+    cross_certificates: Vec<CertificateDer<'static>>,
     /// The earliest validity of signed certificates. An intermediate's own chain begins no earlier; a built-in
     /// root is backdated.
     not_before: SystemTime,
@@ -71,9 +71,9 @@ impl Authority {
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let text = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?;
+        let text = disk::read(&dir.join(ROOTS_FILE), FileReaders::Everyone)?;
         let text = text.ok_or(AuthorityError::Missing)?;
-        let key = disk::read(&dir.join(KEY_FILE), Readers::Owner)?;
+        let key = disk::read(&dir.join(KEY_FILE), FileReaders::Owner)?;
         let key = key.ok_or(AuthorityError::KeyMissing)?;
         let key = PrivateKey::from_pem(&key).map_err(AuthorityError::Key)?;
         Self::from_parts(trust_domain, key, Roots::from_pem(&text)?, now)
@@ -92,8 +92,8 @@ impl Authority {
         create_private_directory(dir)?;
         // A key is written before its root: a root without a key means a lost key, and a key without a root an
         // interrupted first start.
-        let text = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?;
-        let key = match disk::read(&dir.join(KEY_FILE), Readers::Owner)? {
+        let text = disk::read(&dir.join(ROOTS_FILE), FileReaders::Everyone)?;
+        let key = match disk::read(&dir.join(KEY_FILE), FileReaders::Owner)? {
             Some(text) => PrivateKey::from_pem(&text).map_err(AuthorityError::Key)?,
             None if text.is_some() => return Err(AuthorityError::KeyMissing),
             None => create_key(dir)?,
@@ -114,12 +114,12 @@ impl Authority {
     pub fn sign(
         &self,
         request: &CertificateRequest,
-        subject: Subject<'_>,
+        subject: CertificateSubject<'_>,
         lifetime: Duration,
         now: SystemTime,
-    ) -> Result<Issued, AuthorityError> {
+    ) -> Result<CertificateBundle, AuthorityError> {
         self.check_subject(subject, lifetime)?;
-        let Subject { id, workload, instance } = subject;
+        let CertificateSubject { id, workload, instance } = subject;
         let (not_before, not_after) = self.validity_period(lifetime, now)?;
         let mut parameters = common_parameters(not_before, not_after)?;
         parameters.subject_alt_names = vec![uri_name(id.to_string())?];
@@ -139,7 +139,7 @@ impl Authority {
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        Ok(Issued {
+        Ok(CertificateBundle {
             chain: [self.issue_certificate(&parameters, request)?]
                 .into_iter()
                 .chain(self.chain())
@@ -250,7 +250,7 @@ impl Authority {
             chain: Vec::new(),
             roots,
             pins: Vec::new(),
-            crosses: Vec::new(),
+            cross_certificates: Vec::new(),
             not_before: UNIX_EPOCH,
             not_after,
         })
@@ -258,10 +258,10 @@ impl Authority {
 
     fn check_subject(
         &self,
-        subject: Subject<'_>,
+        subject: CertificateSubject<'_>,
         lifetime: Duration,
     ) -> Result<(), AuthorityError> {
-        let Subject { id, workload, .. } = subject;
+        let CertificateSubject { id, workload, .. } = subject;
         if id.trust_domain != self.trust_domain {
             return Err(AuthorityError::ForeignTrustDomain {
                 found: id.trust_domain.to_string(),
@@ -301,7 +301,7 @@ impl fmt::Debug for Authority {
 
 /// The subject of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Subject<'a> {
+pub struct CertificateSubject<'a> {
     /// The identity that peers verify and policies name.
     pub id: &'a SpiffeId,
     /// The workload, of the same namespace; none for the control plane.
@@ -429,11 +429,11 @@ pub enum AuthorityError {
 fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
     let path = dir.join(KEY_FILE);
     let key = PrivateKey::generate();
-    match disk::create(&path, key.to_pem().as_bytes(), Readers::Owner) {
+    match disk::create(&path, key.to_pem().as_bytes(), FileReaders::Owner) {
         Ok(()) => Ok(key),
         // Another process created the key first; it is used.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let text = disk::read(&path, Readers::Owner)?.ok_or(error)?;
+            let text = disk::read(&path, FileReaders::Owner)?.ok_or(error)?;
             PrivateKey::from_pem(&text).map_err(AuthorityError::Key)
         }
         Err(error) => Err(error.into()),
@@ -450,10 +450,10 @@ fn create_root(
     let mut text = String::new();
     let root = self_signed(trust_domain, key, now)?;
     write(&mut text, CERTIFICATE, &root);
-    match disk::create(&path, text.as_bytes(), Readers::Everyone) {
+    match disk::create(&path, text.as_bytes(), FileReaders::Everyone) {
         Ok(()) => Ok(text),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Ok(disk::read(&path, Readers::Everyone)?.ok_or(error)?)
+            Ok(disk::read(&path, FileReaders::Everyone)?.ok_or(error)?)
         }
         Err(error) => Err(error.into()),
     }

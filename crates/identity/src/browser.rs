@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 /// The host names that a server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnNames {
+pub enum AcceptedHosts {
     /// IP addresses and `localhost`.
     Local,
     /// Those, and names that no public site can have: names without dots, and those of Services.
@@ -20,7 +20,7 @@ pub enum OwnNames {
 
 /// The reason that a request may be cross-site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ForeignPage {
+pub enum CrossSiteRequest {
     /// The `Host` may be the name of a foreign site.
     #[error(
         "the Host of this request may be a name of a foreign site: open the page by its address or as localhost"
@@ -42,10 +42,10 @@ pub enum ForeignPage {
 pub fn named_host<'a>(
     target: Option<&'a str>,
     mut fields: impl Iterator<Item = &'a str>,
-) -> Result<&'a str, ForeignPage> {
+) -> Result<&'a str, CrossSiteRequest> {
     let field = fields.next();
     match fields.next() {
-        Some(_) => Err(ForeignPage::SeveralHosts),
+        Some(_) => Err(CrossSiteRequest::SeveralHosts),
         None => Ok(target.or(field).unwrap_or_default()),
     }
 }
@@ -61,15 +61,15 @@ pub fn only_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a s
 /// accepted if `is_page`, for responses that are cheap and have no side effects.
 ///
 /// # Errors
-/// [`ForeignPage`].
+/// [`CrossSiteRequest`].
 pub fn check_origin<'a>(
     host: &str,
     field: impl Fn(&'static str) -> Option<&'a str>,
-    names: OwnNames,
+    names: AcceptedHosts,
     is_page: bool,
-) -> Result<(), ForeignPage> {
+) -> Result<(), CrossSiteRequest> {
     if !names.includes_host(host) {
-        return Err(ForeignPage::Host);
+        return Err(CrossSiteRequest::Host);
     }
     let is_link = is_page
         && field("sec-fetch-mode") == Some("navigate")
@@ -85,11 +85,11 @@ pub fn check_origin<'a>(
     });
     match is_own_site && is_own_origin {
         true => Ok(()),
-        false => Err(ForeignPage::Site),
+        false => Err(CrossSiteRequest::Site),
     }
 }
 
-impl OwnNames {
+impl AcceptedHosts {
     fn includes_host(self, host: &str) -> bool {
         if self == Self::Any {
             return true;
@@ -121,9 +121,9 @@ mod tests {
 
     fn check_fields(
         fields: &[(&str, &str)],
-        names: OwnNames,
+        names: AcceptedHosts,
         is_page: bool,
-    ) -> Result<(), ForeignPage> {
+    ) -> Result<(), CrossSiteRequest> {
         let all = |name| fields.iter().filter(move |(known, _)| *known == name).map(|it| it.1);
         let field = |name: &'static str| only_value(all(name));
         let hosts = fields.iter().filter(|(known, _)| *known == "host").map(|it| it.1);
@@ -138,8 +138,8 @@ mod tests {
             (None, &[], Ok("")),
             (Some(foreign), &[own], Ok(foreign)),
             (Some(own), &[], Ok(own)),
-            (None, &[own, own], Err(ForeignPage::SeveralHosts)),
-            (Some(own), &[own, foreign], Err(ForeignPage::SeveralHosts)),
+            (None, &[own, own], Err(CrossSiteRequest::SeveralHosts)),
+            (Some(own), &[own, foreign], Err(CrossSiteRequest::SeveralHosts)),
         ] {
             assert_eq!(named_host(target, fields.iter().copied()), expected, "{target:?}");
         }
@@ -166,13 +166,15 @@ mod tests {
             (".", false, false),
             ("evil.example.", false, false),
         ] {
-            for (names, expected) in [(OwnNames::Local, local), (OwnNames::Cluster, cluster)] {
+            for (names, expected) in
+                [(AcceptedHosts::Local, local), (AcceptedHosts::Cluster, cluster)]
+            {
                 let found = check_fields(&[("host", host)], names, false);
-                let expected = if expected { Ok(()) } else { Err(ForeignPage::Host) };
+                let expected = if expected { Ok(()) } else { Err(CrossSiteRequest::Host) };
                 assert_eq!(found, expected, "{host} {names:?}");
             }
         }
-        assert_eq!(check_fields(&[], OwnNames::Cluster, true), Err(ForeignPage::Host));
+        assert_eq!(check_fields(&[], AcceptedHosts::Cluster, true), Err(CrossSiteRequest::Host));
     }
 
     #[test]
@@ -201,7 +203,7 @@ mod tests {
         ] {
             for (is_page, expected) in [(false, of_data), (true, of_page)] {
                 let fields = [&[("host", "127.0.0.1:80")], fields].concat();
-                let found = check_fields(&fields, OwnNames::Local, is_page);
+                let found = check_fields(&fields, AcceptedHosts::Local, is_page);
                 assert_eq!(found.is_ok(), expected, "{fields:?} {is_page}");
             }
         }

@@ -16,16 +16,16 @@ use rustls::server::ParsedCertificate;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
 use crate::directory::create_private_directory;
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE, write};
 use crate::provider::crypto_provider;
 use crate::roots::{Roots, RootsError};
-use crate::verify::{Leaf, VerifyError};
+use crate::verify::{LeafCertificate, VerifyError};
 
 /// The authority's response to a certificate request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Issued {
+pub struct CertificateBundle {
     /// The holder's certificate first, then any intermediates; no root.
     pub chain: Vec<CertificateDer<'static>>,
     /// The roots that the holder trusts.
@@ -36,13 +36,13 @@ pub struct Issued {
     pub not_after: SystemTime,
 }
 
-impl Issued {
+impl CertificateBundle {
     /// Creates the response from received bytes; the validity is read from the certificate.
     ///
     /// # Errors
     /// [`CredentialError`] if the chain is empty or its first certificate is not a member's.
     pub fn new(chain: Vec<CertificateDer<'static>>, roots: Roots) -> Result<Self, CredentialError> {
-        let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
+        let leaf = LeafCertificate::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
         Ok(Self { chain, roots, not_before: leaf.peer.not_before, not_after: leaf.peer.not_after })
     }
 }
@@ -53,7 +53,7 @@ pub struct Credential {
     certified: Arc<CertifiedKey>,
     resolver: Arc<SingleCertAndKey>,
     roots: Roots,
-    leaf: Leaf,
+    leaf: LeafCertificate,
     ca_generation: u64,
 }
 
@@ -63,9 +63,9 @@ impl Credential {
     /// # Errors
     /// [`CredentialError`] if the certificate is not for this key, does not chain to the given roots, or is not
     /// a mesh member's. The validity period is not checked: see [`Credential::is_expired`].
-    pub fn new(key: PrivateKey, issued: Issued) -> Result<Self, CredentialError> {
-        let Issued { chain, roots, .. } = issued;
-        let leaf = Leaf::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
+    pub fn new(key: PrivateKey, issued: CertificateBundle) -> Result<Self, CredentialError> {
+        let CertificateBundle { chain, roots, .. } = issued;
+        let leaf = LeafCertificate::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
         if chain.len() > CHAIN_MAX {
             return Err(CredentialError::LongChain);
         }
@@ -159,12 +159,12 @@ impl Credential {
         // The roots are written first: after a crash in between, the old certificate is used with the new
         // roots, which overlap with the old ones. Key and chain are one file, so they always match.
         let roots = self.roots.to_pem();
-        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), Readers::Everyone)?;
+        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileReaders::Everyone)?;
         let mut text = self.key.to_pem();
         for certificate in self.chain() {
             write(&mut text, CERTIFICATE, certificate);
         }
-        disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), Readers::Owner)
+        disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), FileReaders::Owner)
     }
 
     /// True unless a file written by [`Credential::save`] is missing.
@@ -183,19 +183,19 @@ impl Credential {
     /// # Errors
     /// [`CredentialError`] if a file cannot be read, others may read the key, or the parts do not match.
     pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
-        let Some(text) = disk::read(&dir.join(CREDENTIAL_FILE), Readers::Owner)? else {
+        let Some(text) = disk::read(&dir.join(CREDENTIAL_FILE), FileReaders::Owner)? else {
             return Ok(None);
         };
         if text.is_empty() {
             return Err(CredentialError::Empty);
         }
-        let roots = disk::read(&dir.join(ROOTS_FILE), Readers::Everyone)?
+        let roots = disk::read(&dir.join(ROOTS_FILE), FileReaders::Everyone)?
             .ok_or(CredentialError::RootsMissing)?;
         let key = PrivateKey::from_pem(&text).map_err(|_| CredentialError::KeyMissing)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
             .take(CHAIN_MAX + 1)
             .collect::<Result<_, _>>()?;
-        let issued = Issued::new(chain, Roots::from_pem(&roots)?)?;
+        let issued = CertificateBundle::new(chain, Roots::from_pem(&roots)?)?;
         Self::new(key, issued).map(Some)
     }
 
@@ -280,7 +280,10 @@ pub(crate) fn ca_generation(signer: &[u8], roots: &Roots) -> u64 {
 }
 
 /// Verifies an issued certificate as a member that trusts all of these roots and pins none.
-pub(crate) fn verify_unpinned(issued: &Issued, roots: &Roots) -> Result<(), rustls::Error> {
+pub(crate) fn verify_unpinned(
+    issued: &CertificateBundle,
+    roots: &Roots,
+) -> Result<(), rustls::Error> {
     let store = roots.company_store().unwrap_or_else(|| roots.member_store());
     verify_by(&issued.chain, store, issued.not_before)
 }

@@ -39,14 +39,14 @@ pub(crate) fn check_if_exists(path: &Path) -> io::Result<()> {
 }
 
 /// The reason that a directory is not used.
-enum Check {
+enum DirectoryError {
     Failed(io::Error),
     Unsafe(UnsafeDirectory),
 }
 
 /// The position of a directory on the path of a private one.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum PathPosition {
     Above,
     Last,
 }
@@ -67,7 +67,7 @@ enum UnsafeDirectory {
     Foreign { path: String, above: String, owner: u32 },
 }
 
-impl Check {
+impl DirectoryError {
     fn into_error(self, action: &'static str, path: &Path) -> io::Error {
         match self {
             Self::Failed(cause) => file_error(action, path, cause),
@@ -80,33 +80,35 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn create_for(us: u32, path: &Path) -> Result<(), Check> {
-    let path = std::path::absolute(path).map_err(Check::Failed)?;
+fn create_for(us: u32, path: &Path) -> Result<(), DirectoryError> {
+    let path = std::path::absolute(path).map_err(DirectoryError::Failed)?;
     let missing: Vec<&Path> = path.ancestors().take_while(|above| !above.exists()).collect();
     if let Some(existing) = path.ancestors().nth(missing.len()).filter(|_| !missing.is_empty()) {
         // No directory is created in another user's directory.
-        check_path(us, existing, Step::Above)?;
+        check_path(us, existing, PathPosition::Above)?;
     }
     for above in missing.into_iter().rev() {
-        create_one(above).map_err(Check::Failed)?;
+        create_one(above).map_err(DirectoryError::Failed)?;
     }
     check_for(us, &path)
 }
 
-fn check_for(us: u32, path: &Path) -> Result<(), Check> {
-    let path = std::path::absolute(path).map_err(Check::Failed)?;
-    check_path(us, &path, Step::Last)?;
-    let found = fs::metadata(&path).map_err(Check::Failed)?;
+fn check_for(us: u32, path: &Path) -> Result<(), DirectoryError> {
+    let path = std::path::absolute(path).map_err(DirectoryError::Failed)?;
+    check_path(us, &path, PathPosition::Last)?;
+    let found = fs::metadata(&path).map_err(DirectoryError::Failed)?;
     match found.mode() & OTHERS_WRITE {
         0 => Ok(()),
-        _ => Err(Check::Unsafe(UnsafeDirectory::Writable { path: path.display().to_string() })),
+        _ => Err(DirectoryError::Unsafe(UnsafeDirectory::Writable {
+            path: path.display().to_string(),
+        })),
     }
 }
 
 /// Checks the steps of an absolute path, and those of its link targets.
-fn check_path(us: u32, path: &Path, end: Step) -> Result<(), Check> {
+fn check_path(us: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
     check_steps(us, path, end)?;
-    let target = fs::canonicalize(path).map_err(Check::Failed)?;
+    let target = fs::canonicalize(path).map_err(DirectoryError::Failed)?;
     match target == path {
         true => Ok(()),
         false => check_steps(us, &target, end),
@@ -115,20 +117,20 @@ fn check_path(us: u32, path: &Path, end: Step) -> Result<(), Check> {
 
 /// Checks the owner of each step that others could have created. The owner of the parent controls a step
 /// anyway; the last step must belong to this user or root.
-fn check_steps(us: u32, path: &Path, end: Step) -> Result<(), Check> {
+fn check_steps(us: u32, path: &Path, end: PathPosition) -> Result<(), DirectoryError> {
     let steps: Vec<&Path> = path.ancestors().collect();
     for pair in steps.windows(2) {
         let [step, above] = pair else { continue };
-        let above_found = fs::metadata(above).map_err(Check::Failed)?;
+        let above_found = fs::metadata(above).map_err(DirectoryError::Failed)?;
         if above_found.mode() & OTHERS_WRITE == 0 {
             continue;
         }
-        let owner = fs::symlink_metadata(step).map_err(Check::Failed)?.uid();
+        let owner = fs::symlink_metadata(step).map_err(DirectoryError::Failed)?.uid();
         let is_trusted = |owner: u32| owner == us || owner == ROOT;
-        let is_last = end == Step::Last && *step == path;
+        let is_last = end == PathPosition::Last && *step == path;
         if !is_trusted(owner) && (is_last || owner != above_found.uid()) {
             let (path, above) = (step.display().to_string(), above.display().to_string());
-            return Err(Check::Unsafe(UnsafeDirectory::Foreign { path, above, owner }));
+            return Err(DirectoryError::Unsafe(UnsafeDirectory::Foreign { path, above, owner }));
         }
     }
     Ok(())
@@ -171,8 +173,8 @@ mod tests {
     fn directory_problem(us: u32, path: &Path) -> Option<String> {
         match check_for(us, path) {
             Ok(()) => None,
-            Err(Check::Failed(cause)) => panic!("{}: {cause}", path.display()),
-            Err(Check::Unsafe(problem)) => Some(problem.to_string()),
+            Err(DirectoryError::Failed(cause)) => panic!("{}: {cause}", path.display()),
+            Err(DirectoryError::Unsafe(problem)) => Some(problem.to_string()),
         }
     }
 

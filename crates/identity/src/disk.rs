@@ -11,7 +11,7 @@ use crate::regular_file::{self, FileOrigin};
 
 /// The users that may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readers {
+pub(crate) enum FileReaders {
     /// The owner only: mode 0600.
     Owner,
     /// All users: mode 0644.
@@ -19,7 +19,7 @@ pub(crate) enum Readers {
 }
 
 /// Replaces or creates `path` atomically: after a crash it has its old or its new contents.
-pub(crate) fn replace(path: &Path, contents: &[u8], readers: Readers) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<()> {
     let draft = write_draft(path, contents, readers)?;
     fs::rename(&draft, path).map_err(|cause| {
         fs::remove_file(&draft).ok();
@@ -34,7 +34,7 @@ pub(crate) fn replace(path: &Path, contents: &[u8], readers: Readers) -> io::Res
 /// # Errors
 /// If it cannot be written.
 pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
-    replace(path, contents, Readers::Owner)
+    replace(path, contents, FileReaders::Owner)
 }
 
 /// Removes drafts left by a crash in a directory that no other process uses.
@@ -80,7 +80,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
     match fs::symlink_metadata(path) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             let secret = crate::generate_secret()?;
-            match create(path, secret.as_bytes(), Readers::Owner) {
+            match create(path, secret.as_bytes(), FileReaders::Owner) {
                 Ok(()) => return Ok(secret),
                 // Another process created it first: its secret is read below.
                 Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
@@ -91,7 +91,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
         Ok(_) => {}
         Err(cause) => return Err(file_error("read", path, cause)),
     }
-    let text = read(path, Readers::Owner)?.unwrap_or_default();
+    let text = read(path, FileReaders::Owner)?.unwrap_or_default();
     match text.trim() {
         text if text.len() >= SECRET_CHARACTERS_MIN => Ok(text.to_owned()),
         _ => Err(invalid("contains no secret: remove it")),
@@ -102,7 +102,7 @@ pub fn kept_secret(path: &Path) -> io::Result<String> {
 ///
 /// A hard link is the portable way to create a file both exclusively and atomically: with `O_EXCL` alone, other
 /// processes could read an empty file.
-pub(crate) fn create(path: &Path, contents: &[u8], readers: Readers) -> io::Result<()> {
+pub(crate) fn create(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<()> {
     let draft = write_draft(path, contents, readers)?;
     let linked = fs::hard_link(&draft, path);
     fs::remove_file(&draft).ok();
@@ -119,9 +119,9 @@ pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
 /// Reads a file written by Leno; `None` if it does not exist.
 ///
 /// # Errors
-/// If it is a link or not a regular file, is readable by others although `readers` is [`Readers::Owner`], is
+/// If it is a link or not a regular file, is readable by others although `readers` is [`FileReaders::Owner`], is
 /// larger than [`FILE_BYTES_MAX`], or is not text.
-pub(crate) fn read(path: &Path, readers: Readers) -> io::Result<Option<String>> {
+pub(crate) fn read(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::Leno, readers)
 }
 
@@ -129,11 +129,11 @@ pub(crate) fn read(path: &Path, readers: Readers) -> io::Result<Option<String>> 
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn read_of_user(path: &Path, readers: Readers) -> io::Result<Option<String>> {
+pub(crate) fn read_of_user(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
     read_from(path, FileOrigin::User, readers)
 }
 
-fn read_from(path: &Path, origin: FileOrigin, readers: Readers) -> io::Result<Option<String>> {
+fn read_from(path: &Path, origin: FileOrigin, readers: FileReaders) -> io::Result<Option<String>> {
     let at = |cause| file_error("read", path, cause);
     let file = match regular_file::open_regular(path, origin) {
         Ok(file) => file,
@@ -142,7 +142,7 @@ fn read_from(path: &Path, origin: FileOrigin, readers: Readers) -> io::Result<Op
     };
     // The mode is that of the open file: another process cannot replace it between check and read.
     let mode = file.metadata().map_err(at)?.permissions().mode() & 0o777;
-    if readers == Readers::Owner && mode & 0o077 != 0 {
+    if readers == FileReaders::Owner && mode & 0o077 != 0 {
         let message = format!(
             "other users can read this secret (mode {mode:04o}): run `chmod 600 {}`, or replace it if it was exposed",
             path.display()
@@ -182,14 +182,14 @@ struct FileError {
     cause: io::Error,
 }
 
-fn write_draft(path: &Path, contents: &[u8], readers: Readers) -> io::Result<PathBuf> {
+fn write_draft(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<PathBuf> {
     let mut random = [0u8; 8];
     rand::fill(&mut random)
         .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
     let draft = path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random)));
     let mode = match readers {
-        Readers::Owner => 0o600,
-        Readers::Everyone => 0o644,
+        FileReaders::Owner => 0o600,
+        FileReaders::Everyone => 0o644,
     };
     let write = || {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
@@ -230,21 +230,21 @@ mod tests {
     fn secrets_are_created_for_their_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        create(&path, b"one", Readers::Owner).unwrap();
+        create(&path, b"one", FileReaders::Owner).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(read(&path, Readers::Owner).unwrap().unwrap(), "one");
+        assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "one");
     }
 
     #[test]
     fn creating_never_replaces() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        create(&path, b"one", Readers::Owner).unwrap();
-        let again = create(&path, b"two", Readers::Owner).unwrap_err();
+        create(&path, b"one", FileReaders::Owner).unwrap();
+        let again = create(&path, b"two", FileReaders::Owner).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
-        assert_eq!(read(&path, Readers::Owner).unwrap().unwrap(), "one");
-        replace(&path, b"three", Readers::Owner).unwrap();
-        assert_eq!(read(&path, Readers::Owner).unwrap().unwrap(), "three");
+        assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "one");
+        replace(&path, b"three", FileReaders::Owner).unwrap();
+        assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "three");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no drafts are left");
     }
 
@@ -252,13 +252,13 @@ mod tests {
     fn refuses_secrets_that_others_may_read_and_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        replace(&path, b"one", Readers::Everyone).unwrap();
+        replace(&path, b"one", FileReaders::Everyone).unwrap();
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            let error = read(&path, Readers::Owner).unwrap_err();
+            let error = read(&path, FileReaders::Owner).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
             assert!(error.to_string().contains("chmod 600"), "{error}");
-            assert!(read(&path, Readers::Everyone).is_ok());
+            assert!(read(&path, FileReaders::Everyone).is_ok());
         }
     }
 
@@ -291,10 +291,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large");
         let largest = usize::try_from(FILE_BYTES_MAX).unwrap();
-        replace(&path, &vec![b'a'; largest], Readers::Owner).unwrap();
-        assert!(read(&path, Readers::Owner).is_ok());
-        replace(&path, &vec![b'a'; largest + 1], Readers::Owner).unwrap();
-        assert!(read(&path, Readers::Owner).is_err());
+        replace(&path, &vec![b'a'; largest], FileReaders::Owner).unwrap();
+        assert!(read(&path, FileReaders::Owner).is_ok());
+        replace(&path, &vec![b'a'; largest + 1], FileReaders::Owner).unwrap();
+        assert!(read(&path, FileReaders::Owner).is_err());
     }
 
     #[test]

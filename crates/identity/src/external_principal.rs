@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leno_model::{ExternalPrincipalId, Name, Sponsor};
+use leno_model::{ExternalPrincipalId, Name, SubjectScope};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -30,7 +30,7 @@ pub struct ExternalSubject<'a> {
     /// The names of the external principal; not empty.
     pub names: &'a [Name],
     /// The issuing namespace.
-    pub sponsor: Sponsor<'a>,
+    pub sponsor: SubjectScope<'a>,
 }
 
 /// A verified peer that is an external principal.
@@ -162,7 +162,7 @@ impl fmt::Debug for ExternalCertificate {
 
 /// A stored certificate of an external principal as PEM, from any writer.
 #[derive(Clone, Copy)]
-pub struct Held<'a> {
+pub struct StoredCertificate<'a> {
     /// The private key.
     pub key: &'a str,
     /// The certificate and the chain to a root.
@@ -171,7 +171,7 @@ pub struct Held<'a> {
     pub roots: &'a str,
 }
 
-impl Held<'_> {
+impl StoredCertificate<'_> {
     /// Returns the time until which the certificate need not be renewed: two thirds of its lifetime, or of
     /// `lifetime` if that is shorter, so that an outage of a third is tolerated. `None` if `authority` would
     /// issue it differently for `subject`.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use leno_model::{InvalidName, TrustDomain};
 
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::roots::{Roots, RootsError};
 
 /// The contents of `--token-file`. Any holder can join as the workload that it was issued for.
@@ -51,7 +51,7 @@ impl JoinBundle {
         if lines.next().map(|(_, line)| line.trim_end()) != Some(MAGIC) {
             return Err(JoinBundleError::Magic);
         }
-        let mut fields = Fields::default();
+        let mut fields = JoinBundleFields::default();
         for (index, line) in lines {
             fields.read(line.trim(), index + 1)?;
         }
@@ -69,7 +69,7 @@ impl JoinBundle {
     /// # Errors
     /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        disk::replace(path, self.render().as_bytes(), Readers::Owner)
+        disk::replace(path, self.render().as_bytes(), FileReaders::Owner)
     }
 
     /// Reads a bundle from a file that only its owner may read.
@@ -77,7 +77,7 @@ impl JoinBundle {
     /// # Errors
     /// [`JoinBundleError`] if the file does not exist, others may read it, or it is not a bundle.
     pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
-        let text = disk::read_of_user(path, Readers::Owner)?.ok_or_else(|| {
+        let text = disk::read_of_user(path, FileReaders::Owner)?.ok_or_else(|| {
             let missing = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
             disk::file_error("read", path, missing)
         })?;
@@ -147,20 +147,20 @@ pub enum JoinBundleError {
 }
 
 #[derive(Default)]
-struct Fields {
+struct JoinBundleFields {
     token: Option<String>,
     control: Vec<SocketAddr>,
     trust_domain: Option<TrustDomain>,
 }
 
-impl Fields {
+impl JoinBundleFields {
     fn read(&mut self, text: &str, line: usize) -> Result<(), JoinBundleError> {
         if text.is_empty() || text.starts_with('#') {
             return Ok(());
         }
-        let refused = JoinBundleError::Line { line };
+        let rejected = JoinBundleError::Line { line };
         let Some((field, value)) = text.split_once(':') else {
-            return Err(refused);
+            return Err(rejected);
         };
         let value = value.trim();
         match field {
@@ -177,7 +177,7 @@ impl Fields {
                 self.trust_domain =
                     Some(name.map_err(|cause| JoinBundleError::TrustDomain { line, cause })?);
             }
-            _ => return Err(refused),
+            _ => return Err(rejected),
         }
         Ok(())
     }
@@ -197,14 +197,14 @@ const BUNDLE_BYTES_MAX: usize = 64 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::World;
+    use crate::testing::TestAuthority;
 
     fn join_bundle(control: &[&str]) -> JoinBundle {
         JoinBundle {
             token: "leno-join-00".to_owned(),
             control: control.iter().map(|text| text.parse().unwrap()).collect(),
             trust_domain: TrustDomain::new("cluster.local").unwrap(),
-            roots: World::new("cluster.local").authority.roots(),
+            roots: TestAuthority::new("cluster.local").authority.roots(),
         }
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let bundle = join_bundle(&[]);
         bundle.save(&path).unwrap();
         assert_eq!(JoinBundle::load(&path).unwrap(), bundle);
-        assert!(disk::read(&path, Readers::Owner).is_ok());
+        assert!(disk::read(&path, FileReaders::Owner).is_ok());
         assert!(!format!("{bundle:?}").contains("leno-join-00"));
         let missing = JoinBundle::load(&dir.path().join("none")).unwrap_err();
         assert!(missing.to_string().contains("none"), "{missing}");

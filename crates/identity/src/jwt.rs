@@ -11,11 +11,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 
-pub use keys::{BadKeys, JwtKeys};
+pub use keys::{JwkSetError, JwtKeys};
 
 /// The reason that a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadJwt {
+pub enum JwtError {
     /// Not a signed token in the compact form.
     #[error("the token is not a signed JSON web token")]
     Malformed,
@@ -59,7 +59,7 @@ pub struct UnverifiedJwt<'a> {
 
 /// The requirements for a token.
 #[derive(Debug, Clone, Copy)]
-pub struct Expected<'a> {
+pub struct JwtRequirements<'a> {
     /// The issuer.
     pub issuer: &'a str,
     /// The accepted audiences; any if empty.
@@ -78,20 +78,20 @@ impl<'a> UnverifiedJwt<'a> {
     /// Parses a token.
     ///
     /// # Errors
-    /// [`BadJwt::Malformed`] if it cannot be parsed.
-    pub fn read(token: &'a str) -> Result<Self, BadJwt> {
+    /// [`JwtError::Malformed`] if it cannot be parsed.
+    pub fn read(token: &'a str) -> Result<Self, JwtError> {
         if token.len() > TOKEN_BYTES_MAX {
-            return Err(BadJwt::Malformed);
+            return Err(JwtError::Malformed);
         }
-        let (signed, signature) = token.rsplit_once('.').ok_or(BadJwt::Malformed)?;
-        let (header, claims) = signed.split_once('.').ok_or(BadJwt::Malformed)?;
+        let (signed, signature) = token.rsplit_once('.').ok_or(JwtError::Malformed)?;
+        let (header, claims) = signed.split_once('.').ok_or(JwtError::Malformed)?;
         let object = |part: &str| {
-            let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| BadJwt::Malformed)?;
-            serde_json::from_slice::<Map<String, Value>>(&bytes).map_err(|_| BadJwt::Malformed)
+            let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| JwtError::Malformed)?;
+            serde_json::from_slice::<Map<String, Value>>(&bytes).map_err(|_| JwtError::Malformed)
         };
         Ok(Self {
             signed,
-            signature: URL_SAFE_NO_PAD.decode(signature).map_err(|_| BadJwt::Malformed)?,
+            signature: URL_SAFE_NO_PAD.decode(signature).map_err(|_| JwtError::Malformed)?,
             header: object(header)?,
             claims: object(claims)?,
         })
@@ -110,47 +110,48 @@ impl<'a> UnverifiedJwt<'a> {
     pub fn verify(
         self,
         keys: &JwtKeys,
-        expected: Expected<'_>,
-    ) -> Result<Map<String, Value>, BadJwt> {
+        expected: JwtRequirements<'_>,
+    ) -> Result<Map<String, Value>, JwtError> {
         // RFC 7515 §4.1.11: a token with unknown critical headers is invalid.
         if self.header.contains_key("crit") {
-            return Err(BadJwt::Algorithm);
+            return Err(JwtError::Algorithm);
         }
-        let algorithm = self.header.get("alg").and_then(Value::as_str).ok_or(BadJwt::Malformed)?;
+        let algorithm =
+            self.header.get("alg").and_then(Value::as_str).ok_or(JwtError::Malformed)?;
         let id = self.header.get("kid").and_then(Value::as_str);
         keys.verify_signature(algorithm, id, self.signed.as_bytes(), &self.signature)?;
         if self.issuer() != Some(expected.issuer) {
-            return Err(BadJwt::Issuer);
+            return Err(JwtError::Issuer);
         }
         self.check_time(expected)?;
         if !expected.aud.is_empty() && !self.is_for(expected.aud) {
-            return Err(BadJwt::Aud);
+            return Err(JwtError::Aud);
         }
         Ok(self.claims)
     }
 
     /// RFC 7519 §4.1.4 to §4.1.6.
-    fn check_time(&self, expected: Expected<'_>) -> Result<(), BadJwt> {
+    fn check_time(&self, expected: JwtRequirements<'_>) -> Result<(), JwtError> {
         let now = expected.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clock_skew = expected.clock_skew.as_secs_f64();
         let date = |name: &str| match self.claims.get(name) {
             None => Ok(None),
-            Some(value) => value.as_f64().map(Some).ok_or(BadJwt::Malformed),
+            Some(value) => value.as_f64().map(Some).ok_or(JwtError::Malformed),
         };
         let (end, issued) = (date("exp")?, date("iat")?);
         if end.is_none() && expected.requires_expiration {
-            return Err(BadJwt::Endless);
+            return Err(JwtError::Endless);
         }
         let oldest = match (expected.max_age, issued) {
             (None, _) => None,
-            (Some(_), None) => return Err(BadJwt::Ageless),
+            (Some(_), None) => return Err(JwtError::Ageless),
             (Some(age), Some(issued)) => Some(issued + age.as_secs_f64()),
         };
         if [end, oldest].into_iter().flatten().any(|end| now >= end + clock_skew) {
-            return Err(BadJwt::Expired);
+            return Err(JwtError::Expired);
         }
         if [date("nbf")?, issued].into_iter().flatten().any(|begin| now < begin - clock_skew) {
-            return Err(BadJwt::Early);
+            return Err(JwtError::Early);
         }
         Ok(())
     }

@@ -13,17 +13,17 @@ mod client_hello;
 mod credential;
 mod directory;
 mod disk;
-mod edge;
 mod external_principal;
+mod gateway_tls;
 mod join;
 mod jwt;
 mod key;
 mod outside;
 mod pem;
 mod provider;
-mod refusal;
 mod registration;
 mod regular_file;
+mod rejection;
 mod request;
 mod revocations;
 mod roots;
@@ -35,25 +35,25 @@ mod verifier;
 mod verify;
 
 pub use authority::{
-    Authority, AuthorityError, AuthorityFiles, AuthoritySource, LEAF_LIFETIME, LEAF_LIFETIME_MAX,
-    Rotation, RotationStage, Subject,
+    Authority, AuthorityError, AuthorityFiles, AuthoritySource, CertificateSubject, LEAF_LIFETIME,
+    LEAF_LIFETIME_MAX, Rotation, RotationStage,
 };
-pub use browser::{ForeignPage, OwnNames, check_origin, named_host, only_value};
+pub use browser::{AcceptedHosts, CrossSiteRequest, check_origin, named_host, only_value};
 pub use client_hello::{ClientHello, ClientHelloReader, offers_protocol};
-pub use credential::{Credential, CredentialError, Issued};
+pub use credential::{CertificateBundle, Credential, CredentialError};
 pub use directory::{check_private_directory, create_private_directory, quote_path};
 pub use disk::{kept_secret, open_lock, remove_drafts, replace_private};
-pub use edge::{BadCertificate, edge_config};
 pub use external_principal::{
-    ExternalCertificate, ExternalPrincipal, ExternalSubject, Held, external_principal,
+    ExternalCertificate, ExternalPrincipal, ExternalSubject, StoredCertificate, external_principal,
 };
+pub use gateway_tls::{BadCertificate, edge_config};
 pub use join::{JoinBundle, JoinBundleError};
-pub use jwt::{BadJwt, BadKeys, Expected, JwtKeys, UnverifiedJwt, texts_of};
+pub use jwt::{JwkSetError, JwtError, JwtKeys, JwtRequirements, UnverifiedJwt, texts_of};
 pub use key::PrivateKey;
 pub use outside::{OutsideRoots, OutsideRootsError};
-pub use refusal::{reason_of, reason_of_tls};
 pub use registration::{REGISTRATIONS_MAX, Registrations};
 pub use regular_file::{FileOrigin, open_regular, read_regular, read_regular_text};
+pub use rejection::{reason_of, reason_of_tls};
 pub use request::{CertificateRequest, RequestError};
 pub use revocations::{REVOKED_MAX, RevocationFile};
 pub use roots::{Roots, RootsError};
@@ -64,4 +64,4 @@ pub use tls::{
 pub use token::{
     TOKEN_LIFETIME, TOKEN_LIFETIME_MAX, TokenError, Tokens, generate_secret, token_digest,
 };
-pub use verify::{Peer, VerifyError, is_member_chain, session_peer};
+pub use verify::{VerifiedPeer, VerifyError, is_member_chain, session_peer};

@@ -12,7 +12,7 @@ use leno_model::WorkloadName;
 
 use crate::authority::LEAF_LIFETIME_MAX;
 use crate::directory::{check_if_exists, create_private_directory};
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 
 /// The latest registration of each workload that joined with a token: one small file each, shared by all
 /// control planes of the mesh. Certificates of older registrations are not renewed.
@@ -53,7 +53,7 @@ impl Registrations {
         match disk::create(
             &self.path_of(workload),
             &render_record(workload, number),
-            Readers::Owner,
+            FileReaders::Owner,
         ) {
             Ok(()) => Ok(number),
             // Another control plane has registered the workload meanwhile.
@@ -68,7 +68,7 @@ impl Registrations {
     fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
         check_if_exists(&self.dir)?;
         let path = self.path_of(workload);
-        let Some(text) = disk::read(&path, Readers::Owner)? else { return Ok(None) };
+        let Some(text) = disk::read(&path, FileReaders::Owner)? else { return Ok(None) };
         let number = text.split_once('\n').and_then(|(name, rest)| {
             let is_its = name.parse().as_ref() == Ok(workload);
             rest.trim_end().parse().ok().filter(|_| is_its)
@@ -94,7 +94,11 @@ impl Registrations {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
         let number = millis.max(newest.saturating_add(1));
-        disk::replace(&self.path_of(workload), &render_record(workload, number), Readers::Owner)?;
+        disk::replace(
+            &self.path_of(workload),
+            &render_record(workload, number),
+            FileReaders::Owner,
+        )?;
         self.cache_number(workload, number);
         Ok(number)
     }
@@ -217,7 +221,7 @@ mod tests {
         for text in
             ["", "bookinfo/ratings-1\n", "bookinfo/ratings-2\n7\n", "bookinfo/ratings-1\nx\n"]
         {
-            disk::replace(&path, text.as_bytes(), Readers::Owner).unwrap();
+            disk::replace(&path, text.as_bytes(), FileReaders::Owner).unwrap();
             let error = registrations.latest_number(&name).unwrap_err().to_string();
             assert!(error.contains("not a registration"), "{error}");
         }

@@ -110,8 +110,8 @@ mod tests {
     fn refuses_keys_other_than_p256() {
         for kind in [&rcgen::PKCS_RSA_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519]
         {
-            let refused = CertificateRequest::from_der(&request_of(kind));
-            assert_eq!(refused, Err(RequestError::Algorithm), "{kind:?}");
+            let rejected = CertificateRequest::from_der(&request_of(kind));
+            assert_eq!(rejected, Err(RequestError::Algorithm), "{kind:?}");
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
 
 use crate::directory::{check_if_exists, create_private_directory};
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 
 /// The file `revoked` in a directory: one workload per line, with a Pod's UID if only that Pod is revoked.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ impl RevocationFile {
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
         check_if_exists(&self.dir)?;
         let path = self.dir.join(FILE);
-        let Some(text) = disk::read(&path, Readers::Everyone)? else { return Ok(None) };
+        let Some(text) = disk::read(&path, FileReaders::Everyone)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let read = lines.map(|(index, line)| {
             line_of(line).ok_or_else(|| {
@@ -126,7 +126,7 @@ impl RevocationFile {
                 }
                 text.push('\n');
             }
-            disk::replace(&self.dir.join(FILE), text.as_bytes(), Readers::Everyone)?;
+            disk::replace(&self.dir.join(FILE), text.as_bytes(), FileReaders::Everyone)?;
         }
         Ok(changed)
     }

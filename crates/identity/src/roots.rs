@@ -194,12 +194,12 @@ mod tests {
     use rcgen::{BasicConstraints, IsCa};
 
     use super::*;
-    use crate::testing::{World, workload_id};
+    use crate::testing::{TestAuthority, workload_id};
 
     #[test]
     fn reads_back_what_it_prints_and_keeps_repeated_roots_once() {
-        let one = World::new("cluster.local");
-        let two = World::new("cluster.local");
+        let one = TestAuthority::new("cluster.local");
+        let two = TestAuthority::new("cluster.local");
         let both = one.authority.roots().merge_with(&two.authority.roots()).unwrap();
         assert_eq!(both.certificates().len(), 2);
         assert_eq!(Roots::from_pem(&both.to_pem()).unwrap(), both);
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn refuses_what_cannot_vouch() {
-        let world = World::new("cluster.local");
-        let leaf = world.issue_credential(&workload_id("ratings"));
+        let fixture = TestAuthority::new("cluster.local");
+        let leaf = fixture.issue_credential(&workload_id("ratings"));
         let leaf = leaf.chain()[0].clone();
         assert!(matches!(Roots::new(vec![leaf]), Err(RootsError::NotRoot { number: 1 })));
         assert!(matches!(Roots::new(Vec::new()), Err(RootsError::Empty)));
@@ -218,7 +218,7 @@ mod tests {
             Roots::from_pem("-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n"),
             Err(RootsError::Pem(_))
         ));
-        let (signs_no_certificates, _) = world.forge_certificate(|parameters| {
+        let (signs_no_certificates, _) = fixture.forge_certificate(|parameters| {
             parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         });
         assert!(matches!(

@@ -14,18 +14,18 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Error, ServerConfig, ServerConnection};
 use tempfile::TempDir;
 
-use crate::authority::{Authority, LEAF_LIFETIME, Subject};
+use crate::authority::{Authority, CertificateSubject, LEAF_LIFETIME};
 use crate::credential::Credential;
 use crate::key::PrivateKey;
 use crate::request::CertificateRequest;
 
 /// One mesh with its authority.
-pub(crate) struct World {
+pub(crate) struct TestAuthority {
     pub(crate) dir: TempDir,
     pub(crate) authority: Authority,
 }
 
-impl World {
+impl TestAuthority {
     pub(crate) fn new(trust_domain: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let trust_domain = TrustDomain::new(trust_domain).unwrap();
@@ -78,7 +78,7 @@ pub(crate) fn member_of(
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
     let workload = workload_name(&format!("{}-1", id.account.name));
-    let subject = Subject { id, workload: Some(&workload), instance: None };
+    let subject = CertificateSubject { id, workload: Some(&workload), instance: None };
     let issued = authority.sign(&request, subject, lifetime, now);
     Credential::new(key, issued.unwrap()).unwrap()
 }
@@ -97,13 +97,16 @@ pub(crate) fn workload_name(name: &str) -> WorkloadName {
 }
 
 /// The result of a handshake at each end.
-pub(crate) struct Outcome {
+pub(crate) struct HandshakeResult {
     pub(crate) client: Result<ClientConnection, Error>,
     pub(crate) server: Result<ServerConnection, Error>,
 }
 
 /// Runs a handshake until both ends have no more bytes to send, including tickets.
-pub(crate) fn run_handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> Outcome {
+pub(crate) fn run_handshake(
+    client: &Arc<ClientConfig>,
+    server: &Arc<ServerConfig>,
+) -> HandshakeResult {
     handshake_with("ratings.bookinfo.svc.cluster.local", client, server)
 }
 
@@ -112,7 +115,7 @@ pub(crate) fn handshake_with(
     name: &'static str,
     client: &Arc<ClientConfig>,
     server: &Arc<ServerConfig>,
-) -> Outcome {
+) -> HandshakeResult {
     let name = ServerName::try_from(name).unwrap();
     let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
     let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
@@ -122,7 +125,7 @@ pub(crate) fn handshake_with(
         let answered = transfer_pending(&mut server, &mut client, &mut client_error);
         if !sent && !answered {
             let done = |error: Option<Error>| error.map_or(Ok(()), Err);
-            return Outcome {
+            return HandshakeResult {
                 client: done(client_error).map(|()| client),
                 server: done(server_error).map(|()| server),
             };

@@ -17,7 +17,7 @@ use rustls::{ClientConfig, ServerConfig};
 use crate::credential::Credential;
 use crate::provider::crypto_provider;
 use crate::roots::Roots;
-use crate::verifier::{Anonymous, ExternalPrincipals, IdentityVerifier, MemberVerifier};
+use crate::verifier::{AnonymousClients, ExternalPrincipalMode, IdentityVerifier, MemberVerifier};
 
 /// Builds the configuration of a sidecar's inbound listener: clients must have a certificate of a member of the
 /// credential's trust domain. [`crate::peer`] returns the client.
@@ -28,7 +28,11 @@ pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Refused))
+    build_server_config(
+        credential,
+        alpn,
+        (AnonymousClients::Refused, ExternalPrincipalMode::Refused),
+    )
 }
 
 /// Builds the configuration of a sidecar's inbound listener that also accepts external principals:
@@ -40,7 +44,11 @@ pub fn external_principal_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, (Anonymous::Refused, ExternalPrincipals::Allowed))
+    build_server_config(
+        credential,
+        alpn,
+        (AnonymousClients::Refused, ExternalPrincipalMode::Allowed),
+    )
 }
 
 /// Builds the configuration of a sidecar's inbound listener for which client certificates are optional: a
@@ -53,7 +61,11 @@ pub fn open_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Allowed))
+    build_server_config(
+        credential,
+        alpn,
+        (AnonymousClients::Allowed, ExternalPrincipalMode::Allowed),
+    )
 }
 
 /// Builds the configuration of connections to an endpoint: only `expected` is accepted, whatever its address.
@@ -106,7 +118,11 @@ pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(credential, alpn, (Anonymous::Allowed, ExternalPrincipals::Refused))
+    build_server_config(
+        credential,
+        alpn,
+        (AnonymousClients::Allowed, ExternalPrincipalMode::Refused),
+    )
 }
 
 /// Returns the SNI in the clear: `<service>.<namespace>.svc.cluster.local`. It informs foreign servers; trust
@@ -159,7 +175,7 @@ pub enum TlsError {
 fn build_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
-    clients: (Anonymous, ExternalPrincipals),
+    clients: (AnonymousClients, ExternalPrincipalMode),
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
     let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients.0, clients.1)?;

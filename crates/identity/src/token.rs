@@ -10,7 +10,7 @@ use aws_lc_rs::{digest, rand};
 use leno_model::WorkloadName;
 
 use crate::directory::{check_if_exists, create_private_directory};
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 
 /// The issued and unused tokens: one small file each, so that a restart of the control plane neither loses nor
 /// reuses a token.
@@ -72,7 +72,7 @@ impl Tokens {
         let token = format!("{TOKEN_PREFIX}{}", generate_secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
         let record = format!("{workload}\n{expiry}\n");
-        disk::create(&self.path_of(&token), record.as_bytes(), Readers::Owner)?;
+        disk::create(&self.path_of(&token), record.as_bytes(), FileReaders::Owner)?;
         Ok(token)
     }
 
@@ -94,8 +94,8 @@ impl Tokens {
         }
         check_if_exists(&self.dir)?;
         let path = self.path_of(token);
-        let text = disk::read(&path, Readers::Owner)?.ok_or(TokenError::Unknown)?;
-        let record = Record::parse(&text).ok_or(TokenError::Unknown)?;
+        let text = disk::read(&path, FileReaders::Owner)?.ok_or(TokenError::Unknown)?;
+        let record = TokenRecord::parse(&text).ok_or(TokenError::Unknown)?;
         if record.expiry <= seconds_since_epoch(now) {
             disk::remove(&path)?;
             return Err(TokenError::Expired);
@@ -120,9 +120,9 @@ impl Tokens {
         for entry in fs::read_dir(&self.dir).map_err(at)? {
             let path = entry.map_err(at)?.path();
             match state_of(&path, now) {
-                State::Usable => unused += 1,
-                State::Spent => drop(disk::remove(&path)?),
-                State::Foreign => {}
+                TokenFileState::Usable => unused += 1,
+                TokenFileState::Spent => drop(disk::remove(&path)?),
+                TokenFileState::Foreign => {}
             }
         }
         Ok(unused)
@@ -181,13 +181,13 @@ pub fn token_digest(token: &str) -> [u8; 32] {
     digest.as_ref().first_chunk().copied().unwrap_or_default()
 }
 
-struct Record {
+struct TokenRecord {
     workload: WorkloadName,
     /// In seconds since 1970.
     expiry: u64,
 }
 
-impl Record {
+impl TokenRecord {
     fn parse(text: &str) -> Option<Self> {
         let (workload, expiry) = text.strip_suffix('\n')?.split_once('\n')?;
         Some(Self { workload: workload.parse().ok()?, expiry: expiry.parse().ok()? })
@@ -204,13 +204,13 @@ fn is_hex(text: &str, bytes: usize) -> bool {
 }
 
 /// The state of a file in the directory.
-enum State {
+enum TokenFileState {
     Usable,
     Spent,
     Foreign,
 }
 
-fn state_of(path: &Path, now: SystemTime) -> State {
+fn state_of(path: &Path, now: SystemTime) -> TokenFileState {
     let name = path.file_name().and_then(|name| name.to_str());
     let spent = match name {
         Some(name) if disk::is_draft(name) => {
@@ -221,14 +221,14 @@ fn state_of(path: &Path, now: SystemTime) -> State {
         }
         Some(name) if is_hex(name, digest::SHA256_OUTPUT_LEN) => {
             // A file that has vanished is spent; an unreadable one is left alone.
-            disk::read(path, Readers::Owner).is_ok_and(|text| {
-                let record = text.as_deref().and_then(Record::parse);
+            disk::read(path, FileReaders::Owner).is_ok_and(|text| {
+                let record = text.as_deref().and_then(TokenRecord::parse);
                 record.is_none_or(|record| record.expiry <= seconds_since_epoch(now))
             })
         }
-        _ => return State::Foreign,
+        _ => return TokenFileState::Foreign,
     };
-    if spent { State::Spent } else { State::Usable }
+    if spent { TokenFileState::Spent } else { TokenFileState::Usable }
 }
 
 fn seconds_since_epoch(time: SystemTime) -> u64 {

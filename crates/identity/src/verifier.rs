@@ -17,11 +17,11 @@ use rustls::{
 use crate::external_principal::ExternalPrincipal;
 use crate::provider::crypto_provider;
 use crate::roots::Roots;
-use crate::verify::{Leaf, VerifyError};
+use crate::verify::{LeafCertificate, VerifyError};
 
 /// Indicates whether a client may be anonymous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Anonymous {
+pub(crate) enum AnonymousClients {
     /// Every client must present a certificate.
     Refused,
     /// Clients without a certificate are accepted in order to join.
@@ -30,7 +30,7 @@ pub(crate) enum Anonymous {
 
 /// Indicates whether certificates of external principals are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ExternalPrincipals {
+pub(crate) enum ExternalPrincipalMode {
     /// They are rejected.
     Refused,
     /// They are accepted; policies authorize them later.
@@ -44,15 +44,15 @@ pub(crate) struct MemberVerifier {
     /// Verifies certificates of the company's roots, which are insufficient for members.
     company: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
-    external_principals: ExternalPrincipals,
+    external_principals: ExternalPrincipalMode,
 }
 
 impl MemberVerifier {
     pub(crate) fn new(
         roots: &Roots,
         trust_domain: TrustDomain,
-        anonymous: Anonymous,
-        external_principals: ExternalPrincipals,
+        anonymous: AnonymousClients,
+        external_principals: ExternalPrincipalMode,
     ) -> Result<Self, VerifierBuilderError> {
         // The root names are not sent as a hint: members have only one certificate.
         let verifier = |store: &Arc<RootCertStore>| {
@@ -60,8 +60,8 @@ impl MemberVerifier {
                 WebPkiClientVerifier::builder_with_provider(Arc::clone(store), crypto_provider())
                     .clear_root_hint_subjects();
             match anonymous {
-                Anonymous::Refused => builder.build(),
-                Anonymous::Allowed => builder.allow_unauthenticated().build(),
+                AnonymousClients::Refused => builder.build(),
+                AnonymousClients::Allowed => builder.allow_unauthenticated().build(),
             }
         };
         let chain = verifier(roots.member_store())?;
@@ -80,11 +80,11 @@ impl MemberVerifier {
     ) -> Result<ClientCertVerified, Error> {
         let Some(company) = &self.company else { return Err(reason) };
         let verified = company.verify_client_cert(end_entity, intermediates, now);
-        let (Ok(verified), Ok(leaf)) = (verified, Leaf::read(end_entity)) else {
+        let (Ok(verified), Ok(leaf)) = (verified, LeafCertificate::read(end_entity)) else {
             return Err(reason);
         };
         let found = leaf.peer.id;
-        match self.external_principals == ExternalPrincipals::Allowed
+        match self.external_principals == ExternalPrincipalMode::Allowed
             && found.trust_domain == self.trust_domain
         {
             true => Ok(verified),
@@ -97,13 +97,13 @@ impl MemberVerifier {
         let external_principal = || {
             ExternalPrincipal::read(end_entity)
                 .ok()
-                .filter(|_| self.external_principals == ExternalPrincipals::Allowed)
+                .filter(|_| self.external_principals == ExternalPrincipalMode::Allowed)
         };
-        let found = match Leaf::read(end_entity) {
+        let found = match LeafCertificate::read(end_entity) {
             Ok(leaf) => leaf.peer.id,
             // A certificate that is not a member's may be an external principal's; none is both.
-            Err(refusal) => {
-                let external_principal = external_principal().ok_or(refusal)?;
+            Err(rejection) => {
+                let external_principal = external_principal().ok_or(rejection)?;
                 let is_ours = external_principal.id.trust_domain == self.trust_domain;
                 return is_ours.then_some(()).ok_or(VerifyError::ForeignExternalPrincipal {
                     found: external_principal.id,
@@ -213,14 +213,14 @@ impl ServerCertVerifier for IdentityVerifier {
         if let Err(reason) = self.verify_chain(self.roots.member_store(), chain.0, chain.1, now) {
             let of_company =
                 self.roots.company_store().map(|all| self.verify_chain(all, chain.0, chain.1, now));
-            return match (of_company, Leaf::read(end_entity)) {
+            return match (of_company, LeafCertificate::read(end_entity)) {
                 (Some(Ok(())), Ok(leaf)) => {
                     Err(rejection_error(VerifyError::OtherIssuer { found: leaf.peer.id }))
                 }
                 _ => Err(reason),
             };
         }
-        let found = Leaf::read(end_entity).map_err(rejection_error)?.peer.id;
+        let found = LeafCertificate::read(end_entity).map_err(rejection_error)?.peer.id;
         if found.trust_domain != self.expected.trust_domain {
             return Err(rejection_error(VerifyError::ForeignTrustDomain {
                 found,

@@ -15,7 +15,7 @@ use crate::verifier::is_of_mesh;
 
 /// The verified peer of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Peer {
+pub struct VerifiedPeer {
     /// Its identity.
     pub id: SpiffeId,
     /// Its workload, if the certificate contains it.
@@ -29,7 +29,7 @@ pub struct Peer {
     pub not_after: SystemTime,
 }
 
-impl Peer {
+impl VerifiedPeer {
     /// Returns the time of issue: certificates are backdated for slow clocks.
     #[must_use]
     pub fn issue_time(&self) -> SystemTime {
@@ -48,11 +48,11 @@ impl Peer {
 pub fn session_peer(
     certificates: Option<&[CertificateDer<'_>]>,
     now: SystemTime,
-) -> Result<Option<Peer>, VerifyError> {
+) -> Result<Option<VerifiedPeer>, VerifyError> {
     let Some(certificate) = certificates.and_then(<[_]>::first) else {
         return Ok(None);
     };
-    let leaf = Leaf::read(certificate)?;
+    let leaf = LeafCertificate::read(certificate)?;
     if now >= leaf.peer.not_after {
         return Err(VerifyError::Expired);
     }
@@ -126,11 +126,11 @@ pub enum VerifyError {
 /// The holder in an end-entity certificate. It is not verified here: webpki verifies the chain, before or at
 /// the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Leaf {
-    pub(crate) peer: Peer,
+pub(crate) struct LeafCertificate {
+    pub(crate) peer: VerifiedPeer,
 }
 
-impl Leaf {
+impl LeafCertificate {
     pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
         let (rest, certificate) =
             x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
@@ -138,7 +138,7 @@ impl Leaf {
             return Err(VerifyError::Malformed);
         }
         let validity = certificate.validity();
-        let peer = Peer {
+        let peer = VerifiedPeer {
             id: sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?,
             workload: sole_workload(&certificate),
             instance: sole_instance(&certificate),
@@ -198,12 +198,12 @@ mod tests {
     use rcgen::{DnType, SanType};
 
     use super::*;
-    use crate::testing::{World, now, workload_id, workload_name};
+    use crate::testing::{TestAuthority, now, workload_id, workload_name};
 
     #[test]
     fn reads_who_the_authority_says_it_is() {
-        let world = World::new("cluster.local");
-        let credential = world.issue_credential(&workload_id("ratings"));
+        let fixture = TestAuthority::new("cluster.local");
+        let credential = fixture.issue_credential(&workload_id("ratings"));
         let read = session_peer(Some(credential.chain()), now()).unwrap().unwrap();
         assert_eq!(read.id, workload_id("ratings"));
         assert_eq!(read.workload, Some(workload_name("ratings-1")));
@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn an_established_session_ends_with_its_certificate() {
-        let world = World::new("cluster.local");
-        let credential = world.issue_credential(&workload_id("ratings"));
+        let fixture = TestAuthority::new("cluster.local");
+        let credential = fixture.issue_credential(&workload_id("ratings"));
         let end = credential.not_after();
         let before = end - Duration::from_secs(1);
         assert!(session_peer(Some(credential.chain()), before).is_ok());
@@ -231,11 +231,11 @@ mod tests {
         let uri = |text: &str| SanType::URI(text.try_into().unwrap());
         let good = || uri("spiffe://cluster.local/ns/bookinfo/sa/ratings");
         let dns = SanType::DnsName("ratings.bookinfo".try_into().unwrap());
-        let world = World::new("cluster.local");
+        let fixture = TestAuthority::new("cluster.local");
         let read = |names: Vec<SanType>| {
             let (chain, _) =
-                world.forge_certificate(|parameters| parameters.subject_alt_names = names);
-            Leaf::read(&chain[0]).map(|leaf| leaf.peer.id)
+                fixture.forge_certificate(|parameters| parameters.subject_alt_names = names);
+            LeafCertificate::read(&chain[0]).map(|leaf| leaf.peer.id)
         };
         assert_eq!(read(vec![good()]), Ok(workload_id("ratings")));
         assert_eq!(read(vec![dns.clone(), good()]), Ok(workload_id("ratings")));
@@ -255,27 +255,27 @@ mod tests {
 
     #[test]
     fn a_common_name_that_is_no_workload_is_none() {
-        let world = World::new("cluster.local");
+        let fixture = TestAuthority::new("cluster.local");
         for name in ["Example Ltd", "a/b/c", ""] {
-            let (chain, _) = world.forge_certificate(|parameters| {
+            let (chain, _) = fixture.forge_certificate(|parameters| {
                 parameters.distinguished_name.push(DnType::CommonName, name);
             });
-            assert_eq!(Leaf::read(&chain[0]).unwrap().peer.workload, None, "{name}");
+            assert_eq!(LeafCertificate::read(&chain[0]).unwrap().peer.workload, None, "{name}");
         }
     }
 
     #[test]
     fn never_panics_on_damaged_certificates() {
-        let world = World::new("cluster.local");
-        let credential = world.issue_credential(&workload_id("ratings"));
+        let fixture = TestAuthority::new("cluster.local");
+        let credential = fixture.issue_credential(&workload_id("ratings"));
         let honest = credential.chain()[0].to_vec();
         for at in 0..honest.len() {
             let cut = CertificateDer::from(honest[..at].to_vec());
-            assert_eq!(Leaf::read(&cut), Err(VerifyError::Malformed));
+            assert_eq!(LeafCertificate::read(&cut), Err(VerifyError::Malformed));
             for bit in 0..8 {
                 let mut changed = honest.clone();
                 changed[at] ^= 1 << bit;
-                drop(Leaf::read(&CertificateDer::from(changed)));
+                drop(LeafCertificate::read(&CertificateDer::from(changed)));
             }
         }
     }

@@ -179,8 +179,8 @@ where
     let body = serde_json::to_vec(object).map_err(|error| ApiError::from_decode_error(&error))?;
     let request = Request::new(K::url_path(&(), None)).create(&PostParams::default(), body);
     let request = request.map_err(kube::Error::BuildRequest)?;
-    let answer = client.request_text(request).await?;
-    serde_json::from_str(&answer).map_err(|error| ApiError::from_decode_error(&error))
+    let response = client.request_text(request).await?;
+    serde_json::from_str(&response).map_err(|error| ApiError::from_decode_error(&error))
 }
 
 /// Returns the kinds that the API server serves for one API version, such as `leno.dev/v1alpha1`.
@@ -209,8 +209,8 @@ pub(crate) async fn server_date(client: &Client) -> Result<Option<String>, ApiEr
     let request = http::Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
         .header("content-type", "application/json")
         .body(kube::client::Body::from(review.to_string().into_bytes()));
-    let answer = client.send(request.map_err(kube::Error::HttpError)?).await?;
-    let date = answer.headers().get("date").and_then(|date| date.to_str().ok());
+    let response = client.send(request.map_err(kube::Error::HttpError)?).await?;
+    let date = response.headers().get("date").and_then(|date| date.to_str().ok());
     Ok(date.map(str::to_owned))
 }
 
@@ -267,7 +267,7 @@ mod tests {
         });
         let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload.to_string()));
         let error = reviewer.review_token(&token).await.unwrap_err();
-        assert!(matches!(error, crate::review::ReviewError::Api(_)), "{error}");
+        assert!(matches!(error, crate::review::TokenReviewError::Api(_)), "{error}");
         assert!(!format!("{error} {error:?}").contains("eyJ"), "{error}");
     }
 }

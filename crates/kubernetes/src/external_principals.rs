@@ -2,9 +2,11 @@
 //! certificates.
 
 mod desired;
-mod keep;
+mod reconcile;
 mod secret;
 
-pub(crate) use desired::{ACCESS_CERT, Judged, Owner, validate_requests};
-pub use desired::{DesiredCertificate, DesiredCertificates, Grants, Outcomes};
-pub use keep::keep_external_principals;
+pub(crate) use desired::{ACCESS_CERT, CertificateDecisions, OwnerObject, validate_requests};
+pub use desired::{
+    CertificateOutcomes, DesiredCertificate, DesiredCertificates, SecretPermissions,
+};
+pub use reconcile::keep_external_principals;

@@ -25,22 +25,22 @@ use crate::words::{
     REDIRECT_ANNOTATION, UNKNOWN_MARKS_MAX, unknown_marks,
 };
 
-pub use annotation::{InjectError, Of};
+pub use annotation::{AnnotatedObject, InjectError};
 pub use options::{Exclusions, INTERFACE_BYTES, Resources, is_interface};
 pub use range::AddressRange;
-pub use template::{Annotated, Injected, inject_manifest, namespaces_of};
+pub use template::{InjectedManifest, TemplateOutcome, inject_manifest, namespaces_of};
 
-use container::Sidecar;
+use container::SidecarInputs;
 pub(crate) use container::{
     STATE, http_probe, restricted_context, scrape_annotations, sidecar_volumes, token_directory,
 };
 pub(crate) use decision::{SYSTEM_NAMESPACES, decide_injection};
 use options::SidecarOptions;
-use probe::Probes;
+use probe::SidecarProbes;
 
 /// Settings of all sidecars of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct InjectionSettings {
     /// The image of Leno.
     pub image: String,
     /// The address of the control plane: host or IP address, and port.
@@ -66,7 +66,7 @@ pub struct Settings {
     pub metrics_from: Option<ClientRanges>,
 }
 
-impl Settings {
+impl InjectionSettings {
     /// Creates default settings for a mesh with its control plane in `system_namespace`.
     #[must_use]
     pub fn new(
@@ -128,26 +128,26 @@ impl From<Namespace> for NamespaceFacts {
 
 /// The origin of an injection request.
 #[derive(Debug, Clone, Copy)]
-pub enum Demand<'a> {
+pub enum InjectionTrigger<'a> {
     /// Labels and annotations of the pod and of its namespace decide.
     Namespace(&'a NamespaceFacts),
     /// A user names the pod: it gets a sidecar unless it opts out. Annotations about sidecars of its namespace
     /// apply if the namespace is known.
-    Person(Option<&'a NamespaceFacts>),
+    User(Option<&'a NamespaceFacts>),
 }
 
-impl<'a> Demand<'a> {
+impl<'a> InjectionTrigger<'a> {
     fn namespace_facts(self) -> Option<&'a NamespaceFacts> {
         match self {
             Self::Namespace(facts) => Some(facts),
-            Self::Person(facts) => facts,
+            Self::User(facts) => facts,
         }
     }
 }
 
 /// The outcome for a pod.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub enum InjectionOutcome {
     /// The pod gets a sidecar.
     Injected {
         /// The changed pod.
@@ -156,14 +156,14 @@ pub enum Outcome {
         warnings: Vec<String>,
     },
     /// The pod is unchanged.
-    Skipped(Skip),
+    Skipped(SkipReason),
 }
 
 /// The reason that a pod gets no sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Skip {
+pub enum SkipReason {
     /// Injection is not requested.
-    NotAsked,
+    NotRequested,
     /// The pod or its namespace opts out.
     Disabled,
     /// Its namespace is ignored.
@@ -180,10 +180,10 @@ pub enum Skip {
     OtherMesh(&'static str),
 }
 
-impl fmt::Display for Skip {
+impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotAsked => "injection is not enabled",
+            Self::NotRequested => "injection is not enabled",
             Self::Disabled => "injection is disabled",
             Self::Ignored => "its namespace is ignored",
             Self::SystemNamespace => "its namespace is one of the cluster or of the control plane",
@@ -201,34 +201,36 @@ impl fmt::Display for Skip {
 /// When an annotation is invalid, or the pod cannot have the requested sidecar.
 pub fn inject_sidecar(
     pod: &Value,
-    demand: Demand<'_>,
-    settings: &Settings,
-) -> Result<Outcome, InjectError> {
+    demand: InjectionTrigger<'_>,
+    settings: &InjectionSettings,
+) -> Result<InjectionOutcome, InjectError> {
     decision::check_shape(pod)?;
     let floor = settings.floor_in(demand.namespace_facts());
     let mut overruled = Vec::new();
     match decide_injection(pod, demand, &settings.system_namespace)? {
         None => {}
-        Some(Skip::Disabled) if floor.is_some_and(|it| decision::is_required(pod, demand, it)) => {
+        Some(SkipReason::Disabled)
+            if floor.is_some_and(|it| decision::is_required(pod, demand, it)) =>
+        {
             overruled.push(REQUIRED.to_owned());
         }
         Some(skip) => {
-            if skip == Skip::Present {
+            if skip == SkipReason::Present {
                 decision::reject_imitation(pod, demand, settings)?;
             }
-            return Ok(Outcome::Skipped(skip));
+            return Ok(InjectionOutcome::Skipped(skip));
         }
     }
     let options = SidecarOptions::read(pod, demand.namespace_facts(), settings)?;
     decision::refuse_sidecar_user(pod)?;
     let mut pod = pod.clone();
-    let mut probes = Probes::default();
+    let mut probes = SidecarProbes::default();
     for list in ["initContainers", "containers"] {
         for container in pod["spec"][list].as_array_mut().into_iter().flatten() {
             probes.take_over(container);
         }
     }
-    let sidecar = Sidecar { settings, options: &options, probes: &probes };
+    let sidecar = SidecarInputs { settings, options: &options, probes: &probes };
     add_sidecar(&mut pod, &sidecar);
     let unknown = warnings_of_marks(&pod);
     overruled.extend(dns_warning(&pod, &settings.control));
@@ -238,7 +240,7 @@ pub fn inject_sidecar(
     overruled.extend(probes.into_warnings());
     // Last, because clients show only the first few warnings of an admission review.
     overruled.extend(unknown);
-    Ok(Outcome::Injected { pod, warnings: overruled })
+    Ok(InjectionOutcome::Injected { pod, warnings: overruled })
 }
 
 /// Returns the difference between a pod before and after injection, as a JSON patch (RFC 6902).
@@ -263,7 +265,7 @@ pub fn has_native_sidecars(major: &str, minor: &str) -> bool {
 /// starts: traffic of the application's init containers goes through the mesh as well. Without native sidecars,
 /// the sidecar starts together with the application. Init containers run before the redirection and bypass the
 /// mesh.
-fn add_sidecar(pod: &mut Value, sidecar: &Sidecar<'_>) {
+fn add_sidecar(pod: &mut Value, sidecar: &SidecarInputs<'_>) {
     let before = spec_list(pod, "initContainers");
     if sidecar.settings.native_sidecars {
         before.insert(0, sidecar.intercept_container());

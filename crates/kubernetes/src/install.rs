@@ -10,7 +10,6 @@ mod hook;
 mod installed;
 mod kinds;
 mod network_policy;
-mod refusals;
 mod remove;
 mod retract;
 mod schema;
@@ -18,6 +17,7 @@ mod schema;
 mod tests;
 #[cfg(test)]
 mod unknown_fields;
+mod validation_rules;
 
 use std::collections::BTreeSet;
 
@@ -27,22 +27,22 @@ use serde_json::{Map, Value, json};
 use crate::inject::AddressRange;
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
 
-pub(crate) use apply::Addressed;
-pub use apply::{InstallError, Step, apply_manifests, wait_for_rollout, wait_for_webhook};
+pub(crate) use apply::ApiTarget;
+pub use apply::{InstallError, InstallStep, apply_manifests, wait_for_rollout, wait_for_webhook};
 pub use cni::NodeNetwork;
-pub use examine::{Examined, Finding, Trouble, examine_all, examine_each};
+pub use examine::{ExamineProblem, ExamineResult, ExaminedSubject, examine_all, examine_each};
 pub use hook::uninstall_hook;
 pub use installed::Installed;
 pub use kinds::crd_name;
 pub use remove::{
-    Extent, lease_reference, objects_to_remove, remove, remove_gateways, withdraw_cni,
+    RemovalExtent, lease_reference, objects_to_remove, remove, remove_gateways, withdraw_cni,
     withdraw_gateways, withdraw_permissions, withdraw_protections,
 };
 pub use retract::{retract_gateways, retract_statuses, wait_for_control_planes};
 
 /// Options of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct InstallOptions {
     /// The image of Leno, for control planes and sidecars.
     pub image: String,
     /// The namespace of the control plane.
@@ -74,7 +74,7 @@ pub struct Options {
     pub metrics_from: Option<String>,
 }
 
-impl Options {
+impl InstallOptions {
     /// Creates default options with this image and trust domain.
     #[must_use]
     pub fn new(image: String, trust_domain: TrustDomain) -> Self {
@@ -101,7 +101,7 @@ impl Options {
 /// Returns all objects in the order in which they are applied: kinds before objects of them, and permissions
 /// before their users.
 #[must_use]
-pub fn installation_manifests(options: &Options) -> Vec<Value> {
+pub fn installation_manifests(options: &InstallOptions) -> Vec<Value> {
     let mut all = kinds::kind_definitions();
     if options.with_smi {
         all.extend(kinds::of_smi());
@@ -123,7 +123,7 @@ pub fn installation_manifests(options: &Options) -> Vec<Value> {
     }
     all.extend(control_plane::control_plane_objects(options));
     all.push(admission::webhook_configuration(options));
-    all.extend(refusals::policy_objects());
+    all.extend(validation_rules::policy_objects());
     if options.gateways {
         all.push(gateway_class());
     }
@@ -143,7 +143,7 @@ fn gateway_class() -> Value {
 /// Returns the result for an object that is skipped because the cluster lacks its kind or its namespace.
 fn left_out(manifest: &Value) -> Option<&'static str> {
     let kind = manifest["kind"].as_str().unwrap_or_default();
-    if kind == "GatewayClass" || refusals::is_kind(kind) {
+    if kind == "GatewayClass" || validation_rules::is_kind(kind) {
         return Some("skipped: the cluster does not have its kind");
     }
     let is_right_there = manifest["metadata"]["name"] == access::ACCESS_CERTS;
@@ -156,7 +156,7 @@ fn is_borrowed_kind(manifest: &Value) -> bool {
 }
 
 /// The trust domain is a mesh setting, as it is outside of clusters.
-fn mesh_config(options: &Options) -> Value {
+fn mesh_config(options: &InstallOptions) -> Value {
     json!({
         "apiVersion": "leno.dev/v1alpha1",
         "kind": "MeshConfig",
@@ -171,7 +171,7 @@ fn cluster_metadata(name: &str) -> Value {
 }
 
 /// Returns the metadata of an object in the namespace of the control plane.
-fn namespaced_metadata(name: &str, options: &Options) -> Value {
+fn namespaced_metadata(name: &str, options: &InstallOptions) -> Value {
     json!({"name": name, "namespace": options.namespace, "labels": common_labels()})
 }
 

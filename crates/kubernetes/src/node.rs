@@ -9,20 +9,20 @@ use crate::words::{MESHED, MESHED_BY_SIDECAR, REDIRECT_ANNOTATION};
 
 /// The client of the node agent for the API server.
 #[derive(Clone)]
-pub struct Node {
+pub struct NodeAgentClient {
     client: Client,
 }
 
 /// The handling of the traffic of a starting pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Interception {
+pub enum PodRedirection {
     /// No redirection: the pod has no sidecar, or an init container sets it up.
     Leave,
     /// Redirection to the sidecar, with these options of `leno redirect`.
     Lead(Vec<String>),
 }
 
-impl Node {
+impl NodeAgentClient {
     /// Connects with the in-cluster configuration or `KUBECONFIG`.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Node {
         namespace: &str,
         name: &str,
         uid: Option<&str>,
-    ) -> Result<Interception, NodeError> {
+    ) -> Result<PodRedirection, NodeError> {
         let namespace = NamespaceName::new(namespace).map_err(ApiError::from)?;
         let name = ObjectName::new(name).map_err(ApiError::from)?;
         let pods: ObjectApi<Pod> = ObjectApi::for_namespace(self.client.clone(), &namespace);
@@ -82,14 +82,14 @@ fn is_mirror(pod: &Pod) -> bool {
     annotations.is_some_and(|annotations| annotations.contains_key("kubernetes.io/config.mirror"))
 }
 
-fn interception_from_pod(pod: &Pod) -> Interception {
+fn interception_from_pod(pod: &Pod) -> PodRedirection {
     let is_meshed = pod.metadata.labels.as_ref().and_then(|labels| labels.get(MESHED));
     let words = pod.metadata.annotations.as_ref().and_then(|all| all.get(REDIRECT_ANNOTATION));
     match (is_meshed.map(String::as_str), words) {
         (Some(MESHED_BY_SIDECAR), Some(words)) => {
-            Interception::Lead(words.split_whitespace().map(str::to_owned).collect())
+            PodRedirection::Lead(words.split_whitespace().map(str::to_owned).collect())
         }
-        _ => Interception::Leave,
+        _ => PodRedirection::Leave,
     }
 }
 
@@ -110,22 +110,22 @@ mod tests {
         let words = ["--exclude-outbound-ports=25,53", "--uid=1500"].map(str::to_owned).to_vec();
         assert_eq!(
             interception_from_pod(&pod(meshed.clone(), led.clone())),
-            Interception::Lead(words)
+            PodRedirection::Lead(words)
         );
         let plain = json!({"leno.dev/redirect": ""});
         assert_eq!(
             interception_from_pod(&pod(meshed.clone(), plain)),
-            Interception::Lead(Vec::new())
+            PodRedirection::Lead(Vec::new())
         );
         // A pod with a redirection init container has no such annotation.
-        assert_eq!(interception_from_pod(&pod(meshed, json!({}))), Interception::Leave);
-        assert_eq!(interception_from_pod(&pod(json!({}), led)), Interception::Leave);
+        assert_eq!(interception_from_pod(&pod(meshed, json!({}))), PodRedirection::Leave);
+        assert_eq!(interception_from_pod(&pod(json!({}), led)), PodRedirection::Leave);
     }
 
     #[tokio::test]
     async fn a_text_that_is_no_name_is_not_requested() {
         let server = crate::testing::Server::start_server().await;
-        let node = Node { client: server.client.clone() };
+        let node = NodeAgentClient { client: server.client.clone() };
         for (namespace, name) in [
             ("shop/pods", "a"),
             ("shop", "a/status"),

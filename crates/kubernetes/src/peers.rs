@@ -27,7 +27,7 @@ pub async fn follow_peers(
     let slices: ObjectApi<EndpointSlice> = ObjectApi::for_namespace(client, namespace);
     let label = format!("{SERVICE_LABEL}={CONTROL_PEERS}");
     let mut events = pin!(slices.watch(Config::default().labels(&label)));
-    let mut listed = Slices::default();
+    let mut listed = SliceAddresses::default();
     loop {
         let event = tokio::select! {
             () = found.closed() => return,
@@ -56,13 +56,13 @@ pub async fn follow_peers(
 
 /// The addresses in each slice.
 #[derive(Debug, Default)]
-struct Slices {
+struct SliceAddresses {
     known: BTreeMap<String, BTreeSet<IpAddr>>,
     /// The slices of an unfinished relist. `known` is kept until it is complete.
     listing: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
-impl Slices {
+impl SliceAddresses {
     fn apply_event(&mut self, event: Event<EndpointSlice>) {
         match event {
             Event::Init => self.listing.clear(),
@@ -112,14 +112,14 @@ mod tests {
         .unwrap()
     }
 
-    fn list_peers(slices: &Slices) -> Vec<String> {
+    fn list_peers(slices: &SliceAddresses) -> Vec<String> {
         let own = "10.0.0.1".parse().unwrap();
         slices.peer_addresses(own, 15_010).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn all_in_any_slice_are_peers_but_ourselves() {
-        let mut slices = Slices::default();
+        let mut slices = SliceAddresses::default();
         slices.apply_event(Event::Init);
         slices.apply_event(Event::InitApply(slice_with_addresses("a", &["10.0.0.1", "10.0.0.2"])));
         slices.apply_event(Event::InitApply(slice_with_addresses("six", &["2001:db8::2"])));

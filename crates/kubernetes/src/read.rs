@@ -1,38 +1,38 @@
 //! Conversion of objects of the cluster into objects of the mesh: pure, one object at a time.
 
 mod api_server;
-mod choices;
 mod custom;
 mod foreign;
 mod image;
 mod marks;
 mod namespace;
-mod nearby;
 mod ours;
 mod pod;
 mod service;
+mod sidecar_settings;
 mod slice;
+mod zone_preference;
 
 use std::collections::BTreeMap;
 
 use kube::core::ObjectMeta;
-use leno_model::{Admission, DefaultPolicy, MtlsMode, Protocol};
-use leno_registry::{Place, Rejected, port_name_protocol};
+use leno_model::{AdmissionSettings, DefaultPolicy, MtlsMode, Protocol};
+use leno_registry::{DocumentLocation, RejectedDocument, port_name_protocol};
 
 pub(crate) use api_server::{endpoint_addresses, service_addresses};
-pub use choices::Choices;
-pub(crate) use custom::{Custom, read_custom, spoilt_grant};
+pub(crate) use custom::{CustomResource, read_custom, spoilt_grant};
 pub use foreign::{ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNHEEDED, asks_for_something};
-pub(crate) use foreign::{FOREIGN_CONFIGS, Foreign, IngressGateway};
+pub(crate) use foreign::{FOREIGN_CONFIGS, ForeignMeshSettings, IngressGateway};
 pub use namespace::{NamespaceReading, read_namespace};
-pub(crate) use nearby::{
-    Nearness, ZONE, preference_name, preference_rule, read_nearness, service_of_preference,
-};
 pub(crate) use ours::is_service_parent;
-pub use pod::{Member, pod_addresses, read_pod, with_target_ports};
+pub use pod::{MeshPod, pod_addresses, read_pod, with_target_ports};
 pub use service::{ServiceReading, read_service};
+pub use sidecar_settings::SidecarSettings;
 pub(crate) use slice::listed_for;
 pub use slice::read_endpoints;
+pub(crate) use zone_preference::{
+    ZONE, ZonePreference, preference_name, preference_rule, read_nearness, service_of_preference,
+};
 
 use crate::words::{DEFAULT_POLICY, MTLS};
 
@@ -40,9 +40,9 @@ use crate::words::{DEFAULT_POLICY, MTLS};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionReading {
     /// The default policy, or the reason that it is invalid.
-    pub default_policy: Result<Option<DefaultPolicy>, Box<Rejected>>,
+    pub default_policy: Result<Option<DefaultPolicy>, Box<RejectedDocument>>,
     /// The mutual TLS mode, or the reason that it is invalid.
-    pub mtls: Result<Option<MtlsMode>, Box<Rejected>>,
+    pub mtls: Result<Option<MtlsMode>, Box<RejectedDocument>>,
 }
 
 impl AdmissionReading {
@@ -69,17 +69,20 @@ impl AdmissionReading {
     /// Returns the values in force and the rejected ones. A rejected value is replaced by the previous value,
     /// which may be unset. Without `before` it is replaced by the strictest value: the annotation may have been
     /// the only restriction.
-    pub(crate) fn resolve_with(self, before: Option<Admission>) -> (Admission, Vec<Rejected>) {
+    pub(crate) fn resolve_with(
+        self,
+        before: Option<AdmissionSettings>,
+    ) -> (AdmissionSettings, Vec<RejectedDocument>) {
         let mut rejected = Vec::new();
-        let default_policy = self.default_policy.unwrap_or_else(|why| {
-            rejected.push(*why);
+        let default_policy = self.default_policy.unwrap_or_else(|reason| {
+            rejected.push(*reason);
             before.map_or(Some(DefaultPolicy::Deny), |before| before.default_policy)
         });
-        let mtls = self.mtls.unwrap_or_else(|why| {
-            rejected.push(*why);
+        let mtls = self.mtls.unwrap_or_else(|reason| {
+            rejected.push(*reason);
             before.map_or(Some(MtlsMode::Strict), |before| before.mtls)
         });
-        (Admission { default_policy, mtls }, rejected)
+        (AdmissionSettings { default_policy, mtls }, rejected)
     }
 }
 
@@ -90,17 +93,17 @@ fn parse_choice<T: Copy>(
     annotation: &str,
     what: &str,
     strictest: &str,
-    choices: &[T],
+    sidecar_settings: &[T],
     word: impl Fn(T) -> &'static str,
-) -> Result<Option<T>, Box<Rejected>> {
+) -> Result<Option<T>, Box<RejectedDocument>> {
     let Some(text) = meta.annotations.as_ref().and_then(|all| all.get(annotation)) else {
         return Ok(None);
     };
-    let known = choices.iter().copied().find(|choice| word(*choice) == text);
+    let known = sidecar_settings.iter().copied().find(|choice| word(*choice) == text);
     known.map(Some).ok_or_else(|| {
         let shown: String = text.chars().take(SHOWN_CHARACTERS_MAX).collect();
-        let words: Vec<&str> = choices.iter().map(|choice| word(*choice)).collect();
-        Box::new(Rejected {
+        let words: Vec<&str> = sidecar_settings.iter().map(|choice| word(*choice)).collect();
+        Box::new(RejectedDocument {
             at: place_of_field(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
                 "{shown:?} is not a {what}; the last valid annotations stay in force, or \
@@ -122,13 +125,13 @@ fn creation_time(meta: &ObjectMeta) -> i64 {
 }
 
 /// Returns the place of a field in an object.
-fn place_of_field(meta: &ObjectMeta, kind: &str, field: &str) -> Place {
-    Place {
+fn place_of_field(meta: &ObjectMeta, kind: &str, field: &str) -> DocumentLocation {
+    DocumentLocation {
         kind: Some(kind.to_owned()),
         namespace: meta.namespace.clone(),
         name: meta.name.clone(),
         field: Some(field.to_owned()),
-        ..Place::default()
+        ..DocumentLocation::default()
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::status::event::Reported;
+use crate::status::event::WarningEvent;
 
 /// Writes an event on the pod of a sidecar for each client that the sidecar rejected, reported by `instance`.
 /// The count of an event increases while its client keeps connecting; a client that returns within
@@ -24,7 +24,7 @@ pub async fn keep_rejections(
     instance: String,
     mut facts: watch::Receiver<Arc<SidecarFacts>>,
 ) {
-    let mut events = Events::default();
+    let mut events = RejectionEvents::default();
     let mut again = interval(LOOK_EVERY);
     loop {
         tokio::select! {
@@ -36,26 +36,26 @@ pub async fn keep_rejections(
     }
 }
 
-type Key = (WorkloadName, IpAddr);
+type RejectedClientKey = (WorkloadName, IpAddr);
 
-/// The written events; pure except for [`Events::renew`].
+/// The written events; pure except for [`RejectionEvents::renew`].
 #[derive(Default)]
-struct Events {
-    known: BTreeMap<Key, Known>,
+struct RejectionEvents {
+    known: BTreeMap<RejectedClientKey, RejectionEvent>,
     /// The times of the last writes, oldest first.
     recent: std::collections::VecDeque<Instant>,
 }
 
-struct Known {
+struct RejectionEvent {
     /// The time of the last report about the client.
     seen: Instant,
     /// The event, unless the write failed or it has expired.
-    reported: Option<Reported>,
+    reported: Option<WarningEvent>,
     /// The time of the retry after a failed write.
     retry: Option<Instant>,
 }
 
-impl Events {
+impl RejectionEvents {
     /// Writes the events that are due, and increases the counts of events with active clients.
     async fn write_events(
         &mut self,
@@ -92,7 +92,7 @@ impl Events {
                 break;
             }
             self.recent.push_back(now);
-            self.known.insert(key, Known { seen: now, reported: None, retry: None });
+            self.known.insert(key, RejectionEvent { seen: now, reported: None, retry: None });
             due.push(client.clone());
         }
         due
@@ -102,7 +102,7 @@ impl Events {
         self.known.keys().filter(|(name, _)| name == workload).count()
     }
 
-    fn record_written(&mut self, client: &RejectedClient, written: Option<Reported>) {
+    fn record_written(&mut self, client: &RejectedClient, written: Option<WarningEvent>) {
         let Entry::Occupied(mut known) = self.known.entry((client.workload.clone(), client.client))
         else {
             return;
@@ -127,7 +127,7 @@ impl Events {
 
 /// Writes one event. Returns `None` if that fails, or if the pod has no UID, without which no tool shows the
 /// event.
-async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<Reported> {
+async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Option<WarningEvent> {
     let RejectedClient { workload, uid, .. } = rejected;
     let pod = ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -145,7 +145,7 @@ async fn write(client: &Client, instance: &str, rejected: &RejectedClient) -> Op
         }
     };
     let note = event_note(rejected, owner.as_deref());
-    Reported::write(client, instance, &pod, PLAINTEXT_REJECTED, &note, Instant::now()).await
+    WarningEvent::write(client, instance, &pod, PLAINTEXT_REJECTED, &note, Instant::now()).await
 }
 
 /// Returns the pod with an address in the namespace of the event. Returns `None` for the address of a node,
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_client_has_one_event_while_it_goes_on() {
-        let mut events = Events::default();
+        let mut events = RejectionEvents::default();
         let start = Instant::now();
         let one = [rejected_client("web-1", "10.0.0.1")];
         assert_eq!(events.due_clients(&one, start), one);
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_failed_write_is_repeated_after_a_pause() {
-        let mut events = Events::default();
+        let mut events = RejectionEvents::default();
         let start = Instant::now();
         let one = [rejected_client("web-1", "10.0.0.1")];
         assert_eq!(events.due_clients(&one, start), one);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn events_are_bounded_by_pod_minute_and_table() {
-        let mut events = Events::default();
+        let mut events = RejectionEvents::default();
         let now = Instant::now();
         let clients: Vec<_> =
             (0..100).map(|it| rejected_client("web-1", &format!("10.0.0.{it}"))).collect();
@@ -296,7 +296,7 @@ mod tests {
     #[tokio::test]
     async fn an_event_is_counted_up_while_its_client_goes_on() {
         let server = Server::start_server().await;
-        let mut events = Events::default();
+        let mut events = RejectionEvents::default();
         let (start, one) = (Instant::now(), [rejected_client("web-1", "10.0.0.1")]);
         let count = || {
             let store = server.store.lock().unwrap();

@@ -40,7 +40,7 @@ pub struct PodHolder {
 
 /// The reason that the pod of a token is unknown. No error contains the token.
 #[derive(Debug, thiserror::Error)]
-pub enum ReviewError {
+pub enum TokenReviewError {
     /// The token is invalid. The reason may be sent to the client.
     #[error("{0}")]
     Refused(String),
@@ -70,22 +70,22 @@ impl TokenReviewer {
     /// Returns the pod that a token claims, without verification.
     ///
     /// # Errors
-    /// [`ReviewError::Refused`] when the API server could not accept it: wrong audience, not bound to a pod, or
+    /// [`TokenReviewError::Refused`] when the API server could not accept it: wrong audience, not bound to a pod, or
     /// expired.
-    pub fn claimed_pod(&self, token: &str, now: SystemTime) -> Result<PodHolder, ReviewError> {
+    pub fn claimed_pod(&self, token: &str, now: SystemTime) -> Result<PodHolder, TokenReviewError> {
         Ok(parse_claims(token, now)?.holder)
     }
 
     /// Verifies a token and returns its pod.
     ///
     /// # Errors
-    /// [`ReviewError`].
-    pub async fn review_token(&self, token: &str) -> Result<PodHolder, ReviewError> {
+    /// [`TokenReviewError`].
+    pub async fn review_token(&self, token: &str) -> Result<PodHolder, TokenReviewError> {
         // Unauthenticated clients must not be able to overload the API server with arbitrary tokens.
-        let Claimed { issuer, .. } = parse_claims(token, SystemTime::now())?;
+        let ClaimedPod { issuer, .. } = parse_claims(token, SystemTime::now())?;
         let _turn = match self.is_familiar(&issuer) {
             true => None,
-            false => Some(self.unfamiliar.try_acquire().map_err(|_| ReviewError::Unfamiliar)?),
+            false => Some(self.unfamiliar.try_acquire().map_err(|_| TokenReviewError::Unfamiliar)?),
         };
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -95,8 +95,8 @@ impl TokenReviewer {
             ..TokenReview::default()
         };
         let review = create_secretly(&self.client, &review).await.map_err(|error| match error {
-            ApiError::Undecodable(_) => ReviewError::Malformed,
-            error => ReviewError::Api(error),
+            ApiError::Undecodable(_) => TokenReviewError::Malformed,
+            error => TokenReviewError::Api(error),
         })?;
         let holder = reviewed_holder(review.status.unwrap_or_default())?;
         self.learn_issuer(issuer);
@@ -125,48 +125,49 @@ impl fmt::Debug for TokenReviewer {
 
 /// The claims of a token about its pod.
 #[derive(Debug)]
-struct Claimed {
+struct ClaimedPod {
     holder: PodHolder,
     issuer: String,
 }
 
 /// Parses the claims of a token for our audience that is bound to a pod, as projected service account tokens
 /// are (RFC 7519 section 3, RFC 7515 section 7.1). Nothing is verified.
-fn parse_claims(token: &str, now: SystemTime) -> Result<Claimed, ReviewError> {
-    let refused = |reason: &str| ReviewError::Refused(reason.to_owned());
+fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewError> {
+    let rejected = |reason: &str| TokenReviewError::Refused(reason.to_owned());
     let mut parts = token.split('.');
     let payload = match (parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
         _ => None,
     };
-    let claims: Option<Claims> = payload.and_then(|it| serde_json::from_slice(&it).ok());
+    let claims: Option<ServiceAccountClaims> =
+        payload.and_then(|it| serde_json::from_slice(&it).ok());
     let claims = claims.filter(|claims| {
         let aud = claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
         aud.iter().any(|it| it == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
     let claims = claims.ok_or_else(|| {
-        ReviewError::Refused(format!(
+        TokenReviewError::Refused(format!(
             "it is not a service account token for the audience `{TOKEN_AUD}`"
         ))
     })?;
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     if claims.exp.saturating_add(LEEWAY.as_secs()) <= now.as_secs() {
-        return Err(refused("the token has expired or has no expiration time"));
+        return Err(rejected("the token has expired or has no expiration time"));
     }
-    let Bound { namespace, pod } = claims.kubernetes;
+    let BoundObject { namespace, pod } = claims.kubernetes;
     let account = claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|it| it.split_once(':'));
     let account = account.filter(|(of, _)| *of == namespace).map(|(_, name)| name);
-    let (Some(account), Some(pod)) = (account, pod) else { return Err(refused(UNBOUND)) };
+    let (Some(account), Some(pod)) = (account, pod) else { return Err(rejected(UNBOUND)) };
     let workload = WorkloadName::new(&namespace, &pod.name);
     let account = ServiceAccount::new(&namespace, account);
-    let (Ok(workload), Ok(account)) = (workload, account) else { return Err(refused(UNBOUND)) };
+    let (Ok(workload), Ok(account)) = (workload, account) else { return Err(rejected(UNBOUND)) };
     let holder = PodHolder { workload, account, uid: Uid::new(&pod.uid).ok() };
-    Ok(Claimed { holder, issuer: claims.iss })
+    Ok(ClaimedPod { holder, issuer: claims.iss })
 }
 
 /// The relevant claims of a service account token.
 #[derive(Deserialize)]
-struct Claims {
+struct ServiceAccountClaims {
     #[serde(default)]
     aud: Value,
     #[serde(default)]
@@ -176,13 +177,13 @@ struct Claims {
     #[serde(default)]
     exp: u64,
     #[serde(default, rename = "kubernetes.io")]
-    kubernetes: Bound,
+    kubernetes: BoundObject,
 }
 
 /// The object to which a token is bound.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Bound {
+struct BoundObject {
     namespace: String,
     pod: Option<BoundPod>,
 }
@@ -195,8 +196,8 @@ struct BoundPod {
 }
 
 /// Extracts the pod from a review.
-fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> {
-    let refused = |reason: String| Err(ReviewError::Refused(reason));
+fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError> {
+    let rejected = |reason: String| Err(TokenReviewError::Refused(reason));
     if status.authenticated != Some(true) {
         // Joining clients have no identity yet: the reason goes to the log, under one shared rate limit.
         let line =
@@ -205,31 +206,31 @@ fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, ReviewError> 
             let reason = escape_text(&status.error.unwrap_or_default());
             tracing::info!(reason, suppressed, "the API server does not recognize a join token");
         }
-        return refused(format!(
+        return rejected(format!(
             "the API server does not recognize the token: it has expired, its pod is gone, or it \
              was issued for another audience than `{TOKEN_AUD}`"
         ));
     }
     // An API server without audience support accepts any token.
     if !status.audiences.unwrap_or_default().iter().any(|aud| aud == TOKEN_AUD) {
-        return refused(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
+        return rejected(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
     }
     let user = status.user.unwrap_or_default();
     let account = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));
     let Some((namespace, account)) = account.and_then(|account| account.split_once(':')) else {
-        return refused("the token is not a service account token".to_owned());
+        return rejected("the token is not a service account token".to_owned());
     };
     let mut extra = user.extra.unwrap_or_default();
     let pods = extra.remove(POD_NAME).unwrap_or_default();
     let [pod] = pods.as_slice() else {
-        return refused(UNBOUND.to_owned());
+        return rejected(UNBOUND.to_owned());
     };
     let uids = extra.remove(POD_UID).unwrap_or_default();
     let uid = uids.first().and_then(|uid| Uid::new(uid).ok());
     let names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
     match names {
         (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account, uid }),
-        (Err(error), _) | (_, Err(error)) => refused(error.to_string()),
+        (Err(error), _) | (_, Err(error)) => rejected(error.to_string()),
     }
 }
 
@@ -304,7 +305,7 @@ mod tests {
         };
         for token in [sent(&good), with("/aud", json!("leno")), with("/exp", json!(1_799_999_800))]
         {
-            let Claimed { holder, issuer } = parse_claims(&token, now).unwrap();
+            let ClaimedPod { holder, issuer } = parse_claims(&token, now).unwrap();
             assert_eq!(holder.workload.to_string(), "shop/cart-7d4b9-x2x");
             assert_eq!(
                 (holder.account.to_string().as_str(), holder.uid),
@@ -342,31 +343,31 @@ mod tests {
 
     #[test]
     fn what_is_not_the_token_of_a_pod_for_us_is_refused_with_a_reason() {
-        let refused = |edit: &dyn Fn(&mut Value)| check_status(review_response(edit)).unwrap_err();
+        let rejected = |edit: &dyn Fn(&mut Value)| check_status(review_response(edit)).unwrap_err();
         let pod = "/user/extra/authentication.kubernetes.io~1pod-name";
         for (said, expected) in [
             (
-                refused(&|status| status["authenticated"] = json!(false)),
+                rejected(&|status| status["authenticated"] = json!(false)),
                 "does not recognize the token",
             ),
-            (refused(&|status| *status = json!({})), "does not recognize the token"),
-            (refused(&|status| *status = json!({"error": SAID})), "does not recognize the token"),
-            (refused(&|status| status["audiences"] = json!(["other"])), "audience `leno`"),
-            (refused(&|status| status["audiences"] = Value::Null), "audience `leno`"),
+            (rejected(&|status| *status = json!({})), "does not recognize the token"),
+            (rejected(&|status| *status = json!({"error": SAID})), "does not recognize the token"),
+            (rejected(&|status| status["audiences"] = json!(["other"])), "audience `leno`"),
+            (rejected(&|status| status["audiences"] = Value::Null), "audience `leno`"),
             (
-                refused(&|status| status["user"]["username"] = json!("system:node:one")),
+                rejected(&|status| status["user"]["username"] = json!("system:node:one")),
                 "not a service account token",
             ),
-            (refused(&|status| status["user"]["extra"] = Value::Null), "not bound to a pod"),
+            (rejected(&|status| status["user"]["extra"] = Value::Null), "not bound to a pod"),
             (
-                refused(&|status| *status.pointer_mut(pod).unwrap() = json!([])),
+                rejected(&|status| *status.pointer_mut(pod).unwrap() = json!([])),
                 "not bound to a pod",
             ),
             (
-                refused(&|status| *status.pointer_mut(pod).unwrap() = json!(["a", "b"])),
+                rejected(&|status| *status.pointer_mut(pod).unwrap() = json!(["a", "b"])),
                 "not bound to a pod",
             ),
-            (refused(&|status| *status.pointer_mut(pod).unwrap() = json!(["A/b"])), "valid name"),
+            (rejected(&|status| *status.pointer_mut(pod).unwrap() = json!(["A/b"])), "valid name"),
         ] {
             assert!(said.contains(expected) && !said.contains(SAID), "{said}");
         }

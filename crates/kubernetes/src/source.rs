@@ -5,7 +5,7 @@ mod event;
 mod exclusions;
 mod kinds;
 mod progress;
-mod record;
+mod status_record;
 mod store;
 
 use std::collections::BTreeSet;
@@ -15,24 +15,24 @@ use std::time::Duration;
 
 use kube::Client;
 use leno_model::{Floor, Name, TrustDomain};
-use leno_registry::{Update, Warning, served_kinds};
+use leno_registry::{RegistryUpdate, Warning, served_kinds};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use self::arrivals::watch_arrivals;
-pub(crate) use self::event::Id;
+pub(crate) use self::event::ObjectId;
 use self::event::WatchEvent;
 pub use self::exclusions::sidecar_settings;
-use self::kinds::{Following, Watched};
-pub(crate) use self::kinds::{Found, find_version};
-pub use self::progress::Progress;
+pub(crate) use self::kinds::{DiscoveredKind, find_version};
+use self::kinds::{KindWatch, WatchedKind};
+pub use self::progress::ListProgress;
 use self::store::ObjectStore;
-use crate::external_principals::{DesiredCertificates, Grants, Outcomes};
+use crate::external_principals::{CertificateOutcomes, DesiredCertificates, SecretPermissions};
 use crate::gateway::{DesiredGateway, EDGE_KINDS};
 use crate::inject::Exclusions;
 use crate::read::FOREIGN_CONFIGS;
-use crate::status::Statement;
+use crate::status::DesiredStatus;
 
 /// A source of objects from an API server: pods, services and namespaces, and custom resources of every kind
 /// that files may contain.
@@ -41,15 +41,15 @@ use crate::status::Statement;
 /// removed only when it is deleted. The source periodically looks for kinds that the server lacks. A kind that
 /// it may not read causes a warning, and the other kinds are read. However, no update is sent before all kinds
 /// that determine mesh membership and authorization are listed.
-pub struct Source {
+pub struct KubernetesSource {
     client: Client,
-    options: Options,
-    progress: watch::Sender<Progress>,
-    statements: watch::Sender<Arc<Vec<Statement>>>,
+    options: SourceOptions,
+    progress: watch::Sender<ListProgress>,
+    statements: watch::Sender<Arc<Vec<DesiredStatus>>>,
     desired: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
-    grants: Grants,
-    outcomes: watch::Receiver<Arc<Outcomes>>,
+    grants: SecretPermissions,
+    outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     unwritten: watch::Receiver<Arc<Vec<Warning>>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
@@ -60,7 +60,7 @@ pub struct Source {
 
 /// Options of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
+pub struct SourceOptions {
     /// The time without further changes after which changes are published.
     pub quiet: Duration,
     /// The maximum delay of changes.
@@ -71,7 +71,7 @@ pub struct Options {
     pub gateways: bool,
 }
 
-impl Default for Options {
+impl Default for SourceOptions {
     fn default() -> Self {
         Self {
             quiet: Duration::from_millis(50),
@@ -82,18 +82,20 @@ impl Default for Options {
     }
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for KubernetesSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Source").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-impl Source {
+impl KubernetesSource {
     /// Creates a source of all objects that this client may read. Nothing is read yet.
     #[must_use]
-    pub fn new(client: Client, options: Options) -> Self {
-        let progress =
-            watch::Sender::new(Progress { waiting: WATCHED_FIRST.to_vec(), forbidden: Vec::new() });
+    pub fn new(client: Client, options: SourceOptions) -> Self {
+        let progress = watch::Sender::new(ListProgress {
+            waiting: WATCHED_FIRST.to_vec(),
+            forbidden: Vec::new(),
+        });
         Self {
             client,
             options,
@@ -101,7 +103,7 @@ impl Source {
             statements: watch::Sender::default(),
             desired: watch::Sender::default(),
             external_principals: watch::Sender::default(),
-            grants: Grants::default(),
+            grants: SecretPermissions::default(),
             outcomes: watch::Sender::default().subscribe(),
             unwritten: watch::Sender::default().subscribe(),
             exclusions: watch::Sender::default(),
@@ -132,7 +134,11 @@ impl Source {
 
     /// Sets the namespaces for certificates of external principals, and the channel with their `outcomes`.
     #[must_use]
-    pub fn with_grants(self, grants: Grants, outcomes: watch::Receiver<Arc<Outcomes>>) -> Self {
+    pub fn with_grants(
+        self,
+        grants: SecretPermissions,
+        outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
+    ) -> Self {
         Self { grants, outcomes, ..self }
     }
 
@@ -145,13 +151,13 @@ impl Source {
 
     /// Returns the kinds that have not been listed yet, for readiness.
     #[must_use]
-    pub fn subscribe_progress(&self) -> watch::Receiver<Progress> {
+    pub fn subscribe_progress(&self) -> watch::Receiver<ListProgress> {
         self.progress.subscribe()
     }
 
     /// Returns the statuses and events to write, for [`keep_statuses`](crate::status::keep_statuses).
     #[must_use]
-    pub fn subscribe_statements(&self) -> watch::Receiver<Arc<Vec<Statement>>> {
+    pub fn subscribe_statements(&self) -> watch::Receiver<Arc<Vec<DesiredStatus>>> {
         self.statements.subscribe()
     }
 
@@ -182,14 +188,14 @@ impl Source {
 
     /// Watches all kinds and sends updates. The first update is sent when every kind has been listed; later
     /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
-    pub async fn send_updates(self, updates: mpsc::Sender<Update>) {
+    pub async fn send_updates(self, updates: mpsc::Sender<RegistryUpdate>) {
         let kinds = watched_kinds(self.options.gateways);
         let (event, reported) = mpsc::channel(WATCH_EVENT_MAX);
         let arrivals = Arc::new(watch::Sender::new(0));
         let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
         for (index, watched) in kinds.iter().enumerate() {
-            let following = Following {
+            let following = KindWatch {
                 client: self.client.clone(),
                 watched: *watched,
                 index,
@@ -225,11 +231,11 @@ impl Source {
 /// The task that merges the events of all watches.
 struct Joined {
     store: ObjectStore,
-    options: Options,
+    options: SourceOptions,
     out: Out,
     reported: mpsc::Receiver<(usize, WatchEvent)>,
     /// The outcomes of certificates of external principals.
-    outcomes: watch::Receiver<Arc<Outcomes>>,
+    outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     /// The statuses that cannot be written.
     unwritten: watch::Receiver<Arc<Vec<Warning>>>,
     /// The time of the last failed request to the server.
@@ -238,18 +244,18 @@ struct Joined {
 
 /// The outputs in addition to the updates.
 struct Out {
-    progress: watch::Sender<Progress>,
-    statements: watch::Sender<Arc<Vec<Statement>>>,
+    progress: watch::Sender<ListProgress>,
+    statements: watch::Sender<Arc<Vec<DesiredStatus>>>,
     desired: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
     /// The Secrets that gateways refer to, for the watch of Secrets.
-    secrets: watch::Sender<Arc<BTreeSet<Id>>>,
+    secrets: watch::Sender<Arc<BTreeSet<ObjectId>>>,
 }
 
 impl Joined {
-    async fn run(mut self, updates: mpsc::Sender<Update>) {
+    async fn run(mut self, updates: mpsc::Sender<RegistryUpdate>) {
         loop {
             let event = tokio::select! {
                 () = updates.closed() => return,
@@ -300,18 +306,18 @@ impl Joined {
     }
 
     fn apply_event(&mut self, index: usize, event: WatchEvent) {
-        if let WatchEvent::Failing(why) = &event {
+        if let WatchEvent::Failing(cause) = &event {
             let now = Instant::now();
             let kind = self.store.kind_name(index);
             match self.failed.replace(now) {
                 // When the server fails, all watches fail repeatedly.
                 Some(before) if now - before < QUIET_FAILURE => {
-                    tracing::debug!(kind, reason = why, "API server still unavailable")
+                    tracing::debug!(kind, reason = cause, "API server still unavailable")
                 }
                 _ => {
                     tracing::warn!(
                         kind,
-                        reason = why,
+                        reason = cause,
                         "API server unavailable; keeping the known state"
                     )
                 }
@@ -370,15 +376,21 @@ impl Joined {
 }
 
 /// Returns all watched kinds; events refer to them by index.
-fn watched_kinds(gateways: bool) -> Vec<Watched> {
-    let first = [Watched::Pods, Watched::Services, Watched::Namespaces];
-    let customs = served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(Watched::Custom);
-    let others =
-        [Watched::Nodes, Watched::ApiServerService, Watched::ApiServerEndpoints, Watched::Slices];
-    let mut all: Vec<Watched> = first.into_iter().chain(customs).chain(others).collect();
+fn watched_kinds(gateways: bool) -> Vec<WatchedKind> {
+    let first = [WatchedKind::Pods, WatchedKind::Services, WatchedKind::Namespaces];
+    let custom_resources =
+        served_kinds().into_iter().chain(FOREIGN_CONFIGS).map(WatchedKind::Custom);
+    let others = [
+        WatchedKind::Nodes,
+        WatchedKind::ApiServerService,
+        WatchedKind::ApiServerEndpoints,
+        WatchedKind::Slices,
+    ];
+    let mut all: Vec<WatchedKind> =
+        first.into_iter().chain(custom_resources).chain(others).collect();
     if gateways {
-        all.extend([Watched::Secrets, Watched::Deployments, Watched::GatewayServices]);
-        all.extend(EDGE_KINDS.map(Watched::Custom));
+        all.extend([WatchedKind::Secrets, WatchedKind::Deployments, WatchedKind::GatewayServices]);
+        all.extend(EDGE_KINDS.map(WatchedKind::Custom));
     }
     all
 }

@@ -1,8 +1,8 @@
 //! Object statuses and events, written by the leading control plane.
 
+mod desired_status;
 pub(crate) mod event;
 mod lease;
-mod statement;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,21 +14,23 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Patch, PatchParams};
 use leno_model::SidecarFacts;
-use leno_registry::{Place, Warning};
+use leno_registry::{DocumentLocation, Warning};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
+pub use self::desired_status::DesiredStatus;
+pub(crate) use self::desired_status::{
+    CONTROLLER, StatusCondition, StatusContent, StatusForm, StatusTarget, is_ours,
+};
 pub use self::lease::hold_lease;
 pub(crate) use self::lease::noted_connections;
-pub use self::statement::Statement;
-pub(crate) use self::statement::{CONTROLLER, Condition, Form, Said, Target, is_ours};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::words::CONTROL;
 
 /// The identity of a control plane for leader election.
 #[derive(Debug, Clone)]
-pub struct Writer {
+pub struct ElectionIdentity {
     /// The namespace of the Lease.
     pub namespace: NamespaceName,
     /// The unique name of this control plane: that of its pod.
@@ -43,72 +45,72 @@ pub struct Writer {
 pub async fn keep_statuses(
     client: Client,
     name: String,
-    statements: watch::Receiver<Arc<Vec<Statement>>>,
+    statements: watch::Receiver<Arc<Vec<DesiredStatus>>>,
     leading: watch::Receiver<bool>,
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
 ) {
-    let scribe = Scribe { client, name, written: HashMap::new(), unwritten };
+    let scribe = StatusWriter { client, name, written: HashMap::new(), unwritten };
     Box::pin(scribe.run(statements, leading)).await;
 }
 
 /// Writes statuses, and remembers them because the watch reports them with a delay.
-struct Scribe {
+struct StatusWriter {
     client: Client,
     /// The unique name of this control plane.
     name: String,
-    written: HashMap<Target, Written>,
+    written: HashMap<StatusTarget, WrittenStatus>,
     /// The statuses that cannot be written, for `leno status`.
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
 }
 
 /// The last written status of an object.
-struct Written {
-    statement: Statement,
+struct WrittenStatus {
+    statement: DesiredStatus,
     /// The time of the last attempt.
     at: Instant,
     /// True if the API server accepted it.
-    landed: bool,
+    is_accepted: bool,
     /// Set from the first rejected attempt until one succeeds.
-    failure: Option<Failure>,
+    failure: Option<WriteFailure>,
     /// Its events, by reason.
-    reported: HashMap<&'static str, event::Reported>,
+    reported: HashMap<&'static str, event::WarningEvent>,
 }
 
 /// A status that the API server rejects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Failure {
+struct WriteFailure {
     problem: String,
     /// The delay before the next attempt.
     pause: Duration,
 }
 
-impl Written {
+impl WrittenStatus {
     /// Returns true while the same status need not be written again.
-    fn is_current(&self, statement: &Statement, now: Instant) -> bool {
-        let is_same =
-            self.statement == *statement || self.landed && self.statement.is_repeated_by(statement);
+    fn is_current(&self, statement: &DesiredStatus, now: Instant) -> bool {
+        let is_same = self.statement == *statement
+            || self.is_accepted && self.statement.is_repeated_by(statement);
         let pause = self.failure.as_ref().map_or(SAME_AGAIN, |failure| failure.pause);
         is_same && now.duration_since(self.at) < pause
     }
 
     fn failure_warning(&self) -> Option<Warning> {
         let failure = self.failure.as_ref()?;
-        let Target { kind, namespace, name, .. } = &self.statement.target;
-        let at = Place {
+        let StatusTarget { kind, namespace, name, .. } = &self.statement.target;
+        let at = DocumentLocation {
             kind: Some((*kind).to_owned()),
             namespace: Some(namespace.clone()).filter(|it| !it.is_empty()),
             name: Some(name.clone()),
             field: Some("status".to_owned()),
-            ..Place::default()
+            ..DocumentLocation::default()
         };
         Some(Warning { at, problem: failure.problem.clone(), hint: UNWRITTEN_REMEDY.to_owned() })
     }
 }
 
-impl Scribe {
+impl StatusWriter {
     async fn run(
         mut self,
-        mut statements: watch::Receiver<Arc<Vec<Statement>>>,
+        mut statements: watch::Receiver<Arc<Vec<DesiredStatus>>>,
         mut leading: watch::Receiver<bool>,
     ) {
         let mut again = interval(AGAIN_EVERY);
@@ -119,7 +121,7 @@ impl Scribe {
                 _ = again.tick() => {}
             }
             let batch = Arc::clone(&statements.borrow_and_update());
-            let due: HashMap<&Target, &Statement> =
+            let due: HashMap<&StatusTarget, &DesiredStatus> =
                 batch.iter().map(|statement| (&statement.target, statement)).collect();
             self.written.retain(|target, _| due.contains_key(target));
             for statement in batch.iter() {
@@ -134,7 +136,8 @@ impl Scribe {
 
     /// Publishes the statuses that cannot be written. Only the leader reports them.
     fn publish_failures(&self, leads: bool) {
-        let failed = self.written.values().filter(|_| leads).filter_map(Written::failure_warning);
+        let failed =
+            self.written.values().filter(|_| leads).filter_map(WrittenStatus::failure_warning);
         let mut failed: Vec<Warning> = failed.collect();
         failed.sort_by_cached_key(ToString::to_string);
         self.unwritten.send_if_modified(|known| {
@@ -146,7 +149,7 @@ impl Scribe {
         });
     }
 
-    async fn write_statement(&mut self, statement: &Statement) {
+    async fn write_statement(&mut self, statement: &DesiredStatus) {
         let now = Instant::now();
         let before = self.written.get(&statement.target);
         if before.is_some_and(|it| it.is_current(statement, now)) {
@@ -159,16 +162,17 @@ impl Scribe {
             Some(status) => self.write(statement, status).await,
             None => Ok(()),
         };
-        let landed = outcome.is_ok();
+        let is_accepted = outcome.is_ok();
         let failure = next_failure(&statement.target, outcome, failure);
         let reported = self.write_events(statement, failure.as_ref(), reported).await;
-        let written = Written { statement: statement.clone(), at: now, landed, failure, reported };
+        let written =
+            WrittenStatus { statement: statement.clone(), at: now, is_accepted, failure, reported };
         self.written.insert(statement.target.clone(), written);
     }
 
     /// Writes a status. Lists in a status have several writers but are replaced as a whole, so the write is
     /// conditional on the version that was read.
-    async fn write(&self, statement: &Statement, status: Value) -> Result<(), ApiError> {
+    async fn write(&self, statement: &DesiredStatus, status: Value) -> Result<(), ApiError> {
         let (target, resource) = (&statement.target, &*statement.resource);
         let namespace = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
         let namespace = namespace.map(NamespaceName::new).transpose()?;
@@ -186,11 +190,11 @@ impl Scribe {
     /// Writes events, and renews existing ones that still apply.
     async fn write_events(
         &self,
-        statement: &Statement,
-        failure: Option<&Failure>,
-        mut before: HashMap<&'static str, event::Reported>,
-    ) -> HashMap<&'static str, event::Reported> {
-        let Statement { target, resource, .. } = statement;
+        statement: &DesiredStatus,
+        failure: Option<&WriteFailure>,
+        mut before: HashMap<&'static str, event::WarningEvent>,
+    ) -> HashMap<&'static str, event::WarningEvent> {
+        let DesiredStatus { target, resource, .. } = statement;
         let object = ObjectReference {
             api_version: Some(resource.api_version.clone()),
             kind: Some(resource.kind.clone()),
@@ -204,13 +208,13 @@ impl Scribe {
         let unwritten = (UNWRITTEN, failure.map(|failure| failure.problem.as_str()));
         for (reason, note) in statement.event_notes().into_iter().chain([unwritten]) {
             let Some(note) = note else { continue };
-            if let Some(mut standing) = before.remove(reason).filter(|it| it.has_note(note))
-                && standing.renew_count(&self.client, now).await
+            if let Some(mut current_status) = before.remove(reason).filter(|it| it.has_note(note))
+                && current_status.renew_count(&self.client, now).await
             {
-                reported.insert(reason, standing);
+                reported.insert(reason, current_status);
                 continue;
             }
-            let written = event::Reported::write(
+            let written = event::WarningEvent::write(
                 &self.client,
                 self.name.as_str(),
                 &object,
@@ -228,10 +232,10 @@ impl Scribe {
 /// Returns the state after an attempt. Logs a warning for the first of several failures and a message when they
 /// end.
 fn next_failure(
-    target: &Target,
+    target: &StatusTarget,
     outcome: Result<(), ApiError>,
-    before: Option<Failure>,
-) -> Option<Failure> {
+    before: Option<WriteFailure>,
+) -> Option<WriteFailure> {
     let error = match outcome {
         Ok(()) => {
             if before.is_some() {
@@ -248,13 +252,13 @@ fn next_failure(
     }
     if let Some(before) = before {
         tracing::debug!(%target, %error, "cannot write a status yet");
-        return Some(Failure { pause: (before.pause * 2).min(RETRY_PAUSE_MAX), ..before });
+        return Some(WriteFailure { pause: (before.pause * 2).min(RETRY_PAUSE_MAX), ..before });
     }
     tracing::warn!(%target, %error, "cannot write a status; the write is retried, and this is \
                                      reported once");
     let error = event::shorten_middle(&error.to_string(), PROBLEM_BYTES_MAX);
     let problem = format!("the API server rejects the status: {error}");
-    Some(Failure { problem, pause: RETRY_PAUSE_MIN })
+    Some(WriteFailure { problem, pause: RETRY_PAUSE_MIN })
 }
 
 /// The reason of the event for a status that cannot be written.

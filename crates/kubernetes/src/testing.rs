@@ -31,7 +31,7 @@ pub(crate) struct Store {
 
 impl Store {
     fn handle_request(&mut self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
-        let refusal = |code: u16| {
+        let rejection = |code: u16| {
             let reason = match code {
                 403 => "Forbidden",
                 404 => "NotFound",
@@ -47,7 +47,7 @@ impl Store {
         self.asked.push(format!("{method} {key}"));
         let forbids = |(word, part): &(&str, &str)| *word == method && key.contains(part);
         if self.forbidden.as_ref().is_some_and(forbids) {
-            return refusal(403);
+            return rejection(403);
         }
         // Other objects are applied, so they need not exist.
         let is_event = key.contains("/events/");
@@ -55,25 +55,25 @@ impl Store {
         match method {
             "GET" if self.blind > 0 => {
                 self.blind -= 1;
-                refusal(404)
+                rejection(404)
             }
-            "GET" => held.map_or(refusal(404), |held| (200, held.clone())),
+            "GET" => held.map_or(rejection(404), |held| (200, held.clone())),
             "DELETE" => match self.objects.remove(&key) {
                 Some(gone) => (200, gone),
-                None => refusal(404),
+                None => rejection(404),
             },
-            "POST" if held.is_some() => refusal(409),
+            "POST" if held.is_some() => rejection(409),
             "PATCH" if self.conflicts > 0 && key.ends_with("/status") => {
                 self.conflicts -= 1;
-                refusal(409)
+                rejection(409)
             }
             "PATCH" if is_event => {
-                let Some(held) = self.objects.get_mut(&key) else { return refusal(404) };
+                let Some(held) = self.objects.get_mut(&key) else { return rejection(404) };
                 json_patch::merge(held, &sent);
                 (200, held.clone())
             }
             "PUT" if held.is_none_or(|held| resource_version(held) != resource_version(&sent)) => {
-                refusal(409)
+                rejection(409)
             }
             _ => {
                 self.version += 1;
@@ -171,11 +171,11 @@ async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
         let body = &bytes[end..end + length];
         let (code, said) = store.lock().unwrap().handle_request(&method, path, body);
         let said = said.to_string();
-        let answer = format!(
+        let response = format!(
             "HTTP/1.1 {code} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{said}",
             said.len()
         );
-        tcp.write_all(answer.as_bytes()).await.unwrap();
+        tcp.write_all(response.as_bytes()).await.unwrap();
         bytes.drain(..end + length);
     }
 }

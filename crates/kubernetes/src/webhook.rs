@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use leno_listen::{Source, Stop};
+use leno_listen::{ConnectionSource, StopSignal};
 use rustls::ServerConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -28,17 +28,17 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::api::ObjectName;
-use crate::inject::{NamespaceFacts, Settings};
+use crate::inject::{InjectionSettings, NamespaceFacts};
 
 use clients::ClientAuthorities;
 
-pub use authority::AuthorityError;
+pub use authority::WebhookAuthorityError;
 pub(crate) use bundle::INJECTOR_NAME;
 pub use bundle::{INJECTOR, TrustState, trust_state};
 pub use clients::{ClientAuthoritiesError, read_client_ca};
 pub use listen::MUTATE_PATH;
 
-use review::Review;
+use review::AdmissionRequest;
 
 /// The Secret with the certificate authority of the webhook: its key, and its certificates.
 pub const WEBHOOK_SECRET: &str = "leno-webhook";
@@ -85,7 +85,7 @@ pub enum WebhookError {
 pub async fn serve_webhook(
     client: Client,
     listen: ListenOptions,
-    settings: watch::Receiver<Settings>,
+    settings: watch::Receiver<InjectionSettings>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
     let clients = listen.client_ca.map(ClientAuthorities::open).transpose()?;
@@ -102,7 +102,7 @@ async fn serve_with(
     client: Client,
     listener: TcpListener,
     clients: Option<ClientAuthorities>,
-    settings: watch::Receiver<Settings>,
+    settings: watch::Receiver<InjectionSettings>,
     stop: watch::Receiver<bool>,
     linger: Duration,
 ) -> Result<(), WebhookError> {
@@ -110,7 +110,7 @@ async fn serve_with(
     let (keys, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
     let keeping = keys::renew_certificates(client.clone(), namespace, keys, clients);
     let (ending, ended) = watch::channel(false);
-    let (leaving, end) = (Stop::new(stop), Stop::new(ended));
+    let (leaving, end) = (StopSignal::new(stop), StopSignal::new(ended));
     let mut left = leaving.clone();
     let lingering = async {
         left.wait_requested().await;
@@ -143,9 +143,9 @@ async fn serve_with(
 pub fn admission_response(
     body: &[u8],
     namespace: &NamespaceFacts,
-    settings: &Settings,
+    settings: &InjectionSettings,
 ) -> Option<Value> {
-    let review = Review::parse(body, Source::LOCAL).ok()?;
+    let review = AdmissionRequest::parse(body, ConnectionSource::LOCAL).ok()?;
     Some(match review.is_about_pod() {
         true => review.inject_pod(namespace, settings),
         false => review.allow_unchanged(),

@@ -11,7 +11,7 @@ use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Instant, sleep_until};
 
-use crate::source::Source;
+use crate::source::ConnectionSource;
 
 /// Opens a listener of TCP. An address that a closed connection still has may be used again.
 ///
@@ -36,7 +36,7 @@ pub trait Accept {
     type Stream;
 
     /// The address of its peer.
-    type Peer: Into<Source>;
+    type Peer: Into<ConnectionSource>;
 
     /// Accepts the next connection. Cancel-safe.
     fn accept_one(&self) -> impl Future<Output = io::Result<(Self::Stream, Self::Peer)>> + Send;
@@ -63,10 +63,10 @@ impl Accept for TcpListener {
 
 impl Accept for UnixListener {
     type Stream = UnixStream;
-    type Peer = Source;
+    type Peer = ConnectionSource;
 
-    async fn accept_one(&self) -> io::Result<(UnixStream, Source)> {
-        Ok((self.accept().await?.0, Source::LOCAL))
+    async fn accept_one(&self) -> io::Result<(UnixStream, ConnectionSource)> {
+        Ok((self.accept().await?.0, ConnectionSource::LOCAL))
     }
 
     fn end_handshakes(&self) -> io::Result<()> {
@@ -77,7 +77,7 @@ impl Accept for UnixListener {
 
 /// The next event of a listener.
 #[derive(Debug)]
-pub enum Next<S, P> {
+pub enum AcceptEvent<S, P> {
     /// A connection, and its peer.
     Accepted(S, P),
     /// A pause begins, because the system has no room for a connection. The next call waits for its end.
@@ -86,7 +86,7 @@ pub enum Next<S, P> {
     Closed,
 }
 
-impl From<SocketAddr> for Source {
+impl From<SocketAddr> for ConnectionSource {
     fn from(address: SocketAddr) -> Self {
         address.ip().into()
     }
@@ -124,20 +124,20 @@ impl<L: Accept> Listener<L> {
 
     /// Accepts the next connection, or reports a pause, so that the caller can count it, or the end of a listener that
     /// was closed. Cancel-safe.
-    pub async fn next(&mut self) -> Next<L::Stream, L::Peer> {
+    pub async fn next(&mut self) -> AcceptEvent<L::Stream, L::Peer> {
         let Some(closes_at) = self.closes_at else {
-            return Next::from(self.accept_or_pause().await);
+            return AcceptEvent::from(self.accept_or_pause().await);
         };
         tokio::select! {
             // The queue before the clock: after a delay of this process both may be ready.
             biased;
-            accepted = self.accept_or_pause() => Next::from(accepted),
-            () = sleep_until(closes_at) => Next::Closed,
+            accepted = self.accept_or_pause() => AcceptEvent::from(accepted),
+            () = sleep_until(closes_at) => AcceptEvent::Closed,
         }
     }
 
     /// Closes the listener without losing a connection: handshakes in progress get [`HANDSHAKES_MAX`] to complete, and
-    /// [`Listener::next`] returns every connection of the queue before [`Next::Closed`]. The kernel resets the connections
+    /// [`Listener::next`] returns every connection of the queue before [`AcceptEvent::Closed`]. The kernel resets the connections
     /// that are in the queue of a socket when it is closed, although their clients have sent requests.
     pub fn close(&mut self) {
         if let Err(error) = self.listener.end_handshakes() {
@@ -164,9 +164,9 @@ impl<L: Accept> Listener<L> {
                 next = self.next() => next,
             };
             match next {
-                Next::Accepted(stream, peer) => return Some((stream, peer)),
-                Next::Paused => {}
-                Next::Closed => return None,
+                AcceptEvent::Accepted(stream, peer) => return Some((stream, peer)),
+                AcceptEvent::Paused => {}
+                AcceptEvent::Closed => return None,
             }
         }
     }
@@ -204,7 +204,7 @@ impl<L: Accept> Listener<L> {
     }
 }
 
-impl<S, P> From<Option<(S, P)>> for Next<S, P> {
+impl<S, P> From<Option<(S, P)>> for AcceptEvent<S, P> {
     fn from(accepted: Option<(S, P)>) -> Self {
         accepted.map_or(Self::Paused, |(stream, peer)| Self::Accepted(stream, peer))
     }
@@ -307,7 +307,7 @@ mod tests {
 
     struct Nowhere;
 
-    impl From<Nowhere> for Source {
+    impl From<Nowhere> for ConnectionSource {
         fn from(_: Nowhere) -> Self {
             Self::LOCAL
         }
@@ -363,10 +363,10 @@ mod tests {
     async fn each_pause_is_reported_when_it_begins() {
         let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
         let start = Instant::now();
-        assert!(matches!(listener.next().await, Next::Paused));
+        assert!(matches!(listener.next().await, AcceptEvent::Paused));
         assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 1));
-        assert!(matches!(listener.next().await, Next::Paused));
-        assert!(matches!(listener.next().await, Next::Accepted((), Nowhere)));
+        assert!(matches!(listener.next().await, AcceptEvent::Paused));
+        assert!(matches!(listener.next().await, AcceptEvent::Accepted((), Nowhere)));
         assert!(start.elapsed() >= PAUSE_MIN * 3 && listener.pause_count() == 2);
     }
 
@@ -397,10 +397,12 @@ mod tests {
         let late = std::net::TcpStream::connect_timeout(&address, HANDSHAKES_MAX / 2);
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
         for client in early {
-            let Next::Accepted(_, peer) = listener.next().await else { panic!("it is closed") };
+            let AcceptEvent::Accepted(_, peer) = listener.next().await else {
+                panic!("it is closed")
+            };
             assert_eq!(peer, client.unwrap().local_addr().unwrap());
         }
-        assert!(matches!(listener.next().await, Next::Closed));
+        assert!(matches!(listener.next().await, AcceptEvent::Closed));
     }
 
     #[tokio::test]

@@ -10,30 +10,31 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::task::yield_now;
 
-use crate::source::Source;
-use crate::table::{Bounds, Id, Phase, State, Table};
+use crate::source::ConnectionSource;
+use crate::table::{HalfOpenId, HalfOpenLimits, HalfOpenState, HalfOpenTable, PeerPhase};
 
 /// The half-open connections of one listener, or of the listeners of one thread.
 #[derive(Debug)]
-pub struct Admission(Mutex<Inner>);
+pub struct ConnectionAdmission(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    table: Table,
-    wakers: BTreeMap<Id, Waker>,
+    table: HalfOpenTable,
+    wakers: BTreeMap<HalfOpenId, Waker>,
     evicted: u64,
 }
 
-impl Admission {
+impl ConnectionAdmission {
     /// None is half-open yet.
     #[must_use]
-    pub fn new(bounds: Bounds) -> Arc<Self> {
-        let inner = Inner { table: Table::new(bounds), wakers: BTreeMap::new(), evicted: 0 };
+    pub fn new(bounds: HalfOpenLimits) -> Arc<Self> {
+        let inner =
+            Inner { table: HalfOpenTable::new(bounds), wakers: BTreeMap::new(), evicted: 0 };
         Arc::new(Self(Mutex::new(inner)))
     }
 
     /// One more connection of this source. It is always admitted; another one may be evicted for it.
-    pub fn admit(self: &Arc<Self>, source: impl Into<Source>) -> HalfOpen {
+    pub fn admit(self: &Arc<Self>, source: impl Into<ConnectionSource>) -> HalfOpen {
         let mut inner = self.lock();
         let (id, evicted) = inner.table.admit(source.into());
         inner.evict_connection(evicted);
@@ -60,36 +61,36 @@ impl Admission {
 }
 
 impl Inner {
-    fn evict_connection(&mut self, evicted: Option<Id>) {
+    fn evict_connection(&mut self, evicted: Option<HalfOpenId>) {
         if let Some(id) = evicted {
             self.evicted += 1;
             self.wake_connection(id);
         }
     }
 
-    fn wake_connection(&mut self, id: Id) {
+    fn wake_connection(&mut self, id: HalfOpenId) {
         if let Some(waker) = self.wakers.remove(&id) {
             waker.wake();
         }
     }
 
-    fn keep_waker(&mut self, id: Id, cx: &Context<'_>) {
+    fn keep_waker(&mut self, id: HalfOpenId, cx: &Context<'_>) {
         match self.wakers.get_mut(&id) {
             Some(waker) => waker.clone_from(cx.waker()),
             None => drop(self.wakers.insert(id, cx.waker().clone())),
         }
     }
 
-    fn is_evicted(&self, id: Id) -> bool {
-        self.table.state_of(id) == Some(State::Evicted)
+    fn is_evicted(&self, id: HalfOpenId) -> bool {
+        self.table.state_of(id) == Some(HalfOpenState::Evicted)
     }
 }
 
 /// One connection while it is half-open: until this is dropped, or [`HalfOpen::leave`] is called.
 #[derive(Debug)]
 pub struct HalfOpen {
-    admission: Arc<Admission>,
-    id: Id,
+    admission: Arc<ConnectionAdmission>,
+    id: HalfOpenId,
 }
 
 impl HalfOpen {
@@ -105,7 +106,7 @@ impl HalfOpen {
             Poll::Pending => self.poll_waiting(cx),
         });
         let sent = sent.await?;
-        self.change_phase(Phase::Over)?;
+        self.change_phase(PeerPhase::Ended)?;
         Ok(sent)
     }
 
@@ -117,14 +118,14 @@ impl HalfOpen {
     pub async fn in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
         let mut work = pin!(work);
         loop {
-            self.change_phase(Phase::GoesOn)?;
+            self.change_phase(PeerPhase::Continues)?;
             poll_fn(|cx| self.poll_turn(cx)).await?;
             // Other work of this thread comes first, between one batch of turns and the next.
             yield_now().await;
             let polled = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
-            self.change_phase(Phase::GoesOn)?;
+            self.change_phase(PeerPhase::Continues)?;
             if let Poll::Ready(done) = polled {
-                self.change_phase(Phase::Over)?;
+                self.change_phase(PeerPhase::Ended)?;
                 return Ok(done);
             }
             // Nothing may be awaited between the poll above and this: a wake-up would be lost.
@@ -138,7 +139,7 @@ impl HalfOpen {
     }
 
     /// Serves a connection of requests, on which the peer is awaited except while there is an
-    /// [`Answering`].
+    /// [`RequestInProgress`].
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
@@ -153,9 +154,9 @@ impl HalfOpen {
     }
 
     /// A request is there; the peer is awaited again when this is dropped.
-    pub fn start_response(&self) -> Answering<'_> {
+    pub fn start_response(&self) -> RequestInProgress<'_> {
         self.mark_busy();
-        Answering(self)
+        RequestInProgress(self)
     }
 
     /// Resolves when the connection has to make room for others.
@@ -166,7 +167,7 @@ impl HalfOpen {
     fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut inner = self.admission.lock();
         match inner.table.state_of(self.id) {
-            Some(State::Evicted) => return Poll::Ready(()),
+            Some(HalfOpenState::Evicted) => return Poll::Ready(()),
             Some(_) => inner.keep_waker(self.id, cx),
             None => {}
         }
@@ -183,7 +184,7 @@ impl HalfOpen {
     /// The peer has sent its part: the connection is not evicted until the next
     /// [`HalfOpen::wait`].
     pub fn mark_busy(&self) {
-        self.change_phase(Phase::Over).ok();
+        self.change_phase(PeerPhase::Ended).ok();
     }
 
     /// The connection is not half-open any more.
@@ -204,7 +205,7 @@ impl HalfOpen {
         let evicted = inner.table.start_waiting(self.id);
         inner.evict_connection(evicted);
         match inner.table.state_of(self.id) {
-            Some(State::Evicted) => return Poll::Ready(Err(Evicted)),
+            Some(HalfOpenState::Evicted) => return Poll::Ready(Err(Evicted)),
             Some(_) => inner.keep_waker(self.id, cx),
             None => {}
         }
@@ -216,23 +217,24 @@ impl HalfOpen {
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
     pub fn record_progress(&self) -> Result<(), Evicted> {
-        self.change_phase(Phase::GoesOn)
+        self.change_phase(PeerPhase::Continues)
     }
 
     fn poll_turn(&self, cx: &Context<'_>) -> Poll<Result<(), Evicted>> {
         let mut inner = self.admission.lock();
         inner.table.join_queue(self.id);
         match inner.table.state_of(self.id) {
-            Some(State::Evicted) => Poll::Ready(Err(Evicted)),
-            Some(State::Queued) => {
+            Some(HalfOpenState::Evicted) => Poll::Ready(Err(Evicted)),
+            Some(HalfOpenState::Queued) => {
                 inner.keep_waker(self.id, cx);
                 Poll::Pending
             }
-            Some(State::Served | State::Waiting | State::Running) | None => Poll::Ready(Ok(())),
+            Some(HalfOpenState::Served | HalfOpenState::Waiting | HalfOpenState::Running)
+            | None => Poll::Ready(Ok(())),
         }
     }
 
-    fn change_phase(&self, phase: Phase) -> Result<(), Evicted> {
+    fn change_phase(&self, phase: PeerPhase) -> Result<(), Evicted> {
         let mut inner = self.admission.lock();
         if inner.is_evicted(self.id) {
             return Err(Evicted);
@@ -252,16 +254,16 @@ impl Drop for HalfOpen {
 
 /// A request that is being answered on a connection that is evicted when it waits for one too long.
 #[derive(Debug)]
-pub struct Answering<'a>(&'a HalfOpen);
+pub struct RequestInProgress<'a>(&'a HalfOpen);
 
-impl Answering<'_> {
+impl RequestInProgress<'_> {
     /// The answer has no end in sight: its connection is not evicted while it lasts.
     pub fn go_on(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Answering<'_> {
+impl Drop for RequestInProgress<'_> {
     fn drop(&mut self) {
         self.0.mark_waiting();
     }

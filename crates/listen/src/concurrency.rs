@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::source::Source;
+use crate::source::ConnectionSource;
 
 /// A limit of the requests that are in progress at once. Requests beyond it are rejected, not queued: a
 /// connection with a request in progress is not evicted.
@@ -18,7 +18,7 @@ pub struct ConcurrencyLimit {
 struct InProgress {
     total: usize,
     /// Sources with at least one.
-    of_source: BTreeMap<Source, usize>,
+    of_source: BTreeMap<ConnectionSource, usize>,
 }
 
 impl ConcurrencyLimit {
@@ -30,7 +30,7 @@ impl ConcurrencyLimit {
 
     /// Permits one more request of this source, which lasts until the permit is dropped; `None` at the
     /// limit.
-    pub fn acquire(&self, source: Source) -> Option<ConcurrencyPermit<'_>> {
+    pub fn acquire(&self, source: ConnectionSource) -> Option<ConcurrencyPermit<'_>> {
         let mut in_progress = self.lock();
         let of_source = in_progress.of_source.get(&source).copied().unwrap_or_default();
         if in_progress.total >= self.total_max || of_source >= self.of_source_max {
@@ -51,7 +51,7 @@ impl ConcurrencyLimit {
 #[derive(Debug)]
 pub struct ConcurrencyPermit<'a> {
     limit: &'a ConcurrencyLimit,
-    source: Source,
+    source: ConnectionSource,
 }
 
 impl Drop for ConcurrencyPermit<'_> {
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    fn source(last: u8) -> Source {
+    fn source(last: u8) -> ConnectionSource {
         IpAddr::from([10, 0, 0, last]).into()
     }
 

@@ -3,7 +3,7 @@
 //! A connection is half-open until its peer has proved that it takes part: by a TLS handshake, by the
 //! head of a request, or by a first message. Until then it costs its peer next to nothing, so the number
 //! of those is bounded in total and for each source, and the one that has waited longest for its peer
-//! makes room for the next ([`Admission`]). Work for a handshake is done in turns, which sources take in
+//! makes room for the next ([`ConnectionAdmission`]). Work for a handshake is done in turns, which sources take in
 //! rotation; no turn is held while the peer is awaited.
 
 mod accept;
@@ -15,11 +15,11 @@ mod source;
 mod stop;
 mod table;
 
-pub use accept::{Accept, BACKLOG, Listener, Next, bind};
-pub use admission::{Admission, Answering, Evicted, HalfOpen};
+pub use accept::{Accept, AcceptEvent, BACKLOG, Listener, bind};
+pub use admission::{ConnectionAdmission, Evicted, HalfOpen, RequestInProgress};
 pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{read_hello, reset_on_drop, shake_hands};
 pub use socket_path::SocketPath;
-pub use source::Source;
-pub use stop::Stop;
-pub use table::Bounds;
+pub use source::ConnectionSource;
+pub use stop::StopSignal;
+pub use table::HalfOpenLimits;

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// The source of a connection. An IPv6 host owns at least the /64 that it is in (RFC 6177), so all
 /// addresses of one /64 are one source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Source(IpAddr);
+pub struct ConnectionSource(IpAddr);
 
-impl Source {
+impl ConnectionSource {
     /// The source of connections over Unix sockets.
     pub const LOCAL: Self = Self(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
 
@@ -22,7 +22,7 @@ impl Source {
     }
 }
 
-impl From<IpAddr> for Source {
+impl From<IpAddr> for ConnectionSource {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & NETWORK)),
@@ -40,14 +40,18 @@ mod tests {
 
     #[test]
     fn ipv6_counts_by_network_and_ipv4_by_address() {
-        let source = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        let source = |text: &str| ConnectionSource::from(text.parse::<IpAddr>().unwrap());
         assert_eq!(source("2001:db8:0:1::1"), source("2001:db8:0:1:ffff::2"));
         assert_ne!(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"));
         assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
         assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
-        assert_ne!(source("10.0.0.1"), Source::LOCAL);
-        for local in [source("127.0.0.2"), source("::1"), source("::ffff:127.0.0.1"), Source::LOCAL]
-        {
+        assert_ne!(source("10.0.0.1"), ConnectionSource::LOCAL);
+        for local in [
+            source("127.0.0.2"),
+            source("::1"),
+            source("::ffff:127.0.0.1"),
+            ConnectionSource::LOCAL,
+        ] {
             assert!(local.is_local(), "{local:?}");
         }
         assert!(!source("10.0.0.1").is_local() && !source("2001:db8::1").is_local());

@@ -12,9 +12,9 @@ use crate::admission::{Evicted, HalfOpen};
 
 /// The stop of a server, as its accept loop and each of its connections see it.
 #[derive(Debug, Clone)]
-pub struct Stop(watch::Receiver<bool>);
+pub struct StopSignal(watch::Receiver<bool>);
 
-impl Stop {
+impl StopSignal {
     /// The server stops when the value is true, or its sender is dropped.
     #[must_use]
     pub fn new(stopped: watch::Receiver<bool>) -> Self {
@@ -89,16 +89,16 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::admission::Admission;
-    use crate::source::Source;
-    use crate::table::Bounds;
+    use crate::admission::ConnectionAdmission;
+    use crate::source::ConnectionSource;
+    use crate::table::HalfOpenLimits;
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_gets_the_time_for_a_last_request_and_then_for_its_response() {
         let (sender, stop) = watch::channel(false);
-        let stop = Stop::new(stop);
-        let admission = Admission::new(Bounds::new(1, 1));
-        let half_open = admission.admit(Source::LOCAL);
+        let stop = StopSignal::new(stop);
+        let admission = ConnectionAdmission::new(HalfOpenLimits::new(1, 1));
+        let half_open = admission.admit(ConnectionSource::LOCAL);
         let (begin, ended) = (Instant::now(), Cell::new(None));
         let response = sleep(Duration::from_secs(60));
         sender.send_replace(true);
@@ -112,7 +112,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_takes_longer_than_the_bound_is_given_up() {
         let (sender, stop) = watch::channel(false);
-        let (stop, begin) = (Stop::new(stop), Instant::now());
+        let (stop, begin) = (StopSignal::new(stop), Instant::now());
         let max = Duration::from_secs(5);
         assert_eq!(stop.clone().run_bounded(max, sleep(max * 9)).await, Some(()));
         assert_eq!(begin.elapsed(), max * 9);

@@ -11,16 +11,16 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::clock::Alarm;
-use crate::draw::Draw;
+use crate::environment::{Environment, SystemEnvironment, ThreadContext};
 use crate::error_kind::ErrorKind;
-use crate::plan::{InvalidPlan, Pace, Plan, Protocol, Reuse};
-use crate::report::{Answer, Report};
-use crate::schedule::{Schedule, Turn};
-use crate::share::Share;
-use crate::statistics::{Counters, Outcome, RunStatistics};
-use crate::stop::Stop;
-use crate::window::{Mark, Window};
-use crate::world::{Machine, Surroundings, World};
+use crate::plan::{ConnectionReuse, InvalidPlan, LoadModel, LoadPlan, LoadProtocol};
+use crate::report::{LoadReport, ResponseStatus};
+use crate::schedule::{NextAction, Schedule};
+use crate::statistics::{ProgressCounters, RequestMeasurement, RunStatistics};
+use crate::stop::StopHandle;
+use crate::target_sampler::TargetSampler;
+use crate::thread_share::ThreadShare;
+use crate::window::{CounterSnapshot, MeasuredWindow};
 use crate::{http1, http2};
 
 /// Sends the requests of a plan and reports their results. `progress` is updated ten times a second.
@@ -31,12 +31,13 @@ use crate::{http1, http2};
 /// # Errors
 /// [`DriveError`] if the plan is invalid or no timer is available.
 pub async fn drive_load(
-    plan: Plan,
-    progress: watch::Sender<Counters>,
-) -> Result<Report, DriveError> {
+    plan: LoadPlan,
+    progress: watch::Sender<ProgressCounters>,
+) -> Result<LoadReport, DriveError> {
     plan.check()?;
-    let order = Order { plan, share: Share::WHOLE, stop: Stop::default(), progress };
-    order.carry_out(Machine).await
+    let order =
+        ThreadTask { plan, share: ThreadShare::WHOLE, stop: StopHandle::default(), progress };
+    order.carry_out(SystemEnvironment).await
 }
 
 /// The reason why a plan was not run.
@@ -58,17 +59,20 @@ pub enum DriveError {
 
 /// The task of one thread.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct ThreadTask {
     /// A validated plan.
-    pub(crate) plan: Plan,
-    pub(crate) share: Share,
-    pub(crate) stop: Stop,
-    pub(crate) progress: watch::Sender<Counters>,
+    pub(crate) plan: LoadPlan,
+    pub(crate) share: ThreadShare,
+    pub(crate) stop: StopHandle,
+    pub(crate) progress: watch::Sender<ProgressCounters>,
 }
 
-impl Order {
+impl ThreadTask {
     /// Runs it.
-    pub(crate) async fn carry_out<W: World>(self, world: W) -> Result<Report, DriveError> {
+    pub(crate) async fn carry_out<W: Environment>(
+        self,
+        world: W,
+    ) -> Result<LoadReport, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
         let thread = Rc::new(ThreadShared::new(&self.plan, self.share, world)?);
         let local = LocalSet::new();
@@ -79,7 +83,11 @@ impl Order {
     }
 
     /// Runs the workers until the last one has ended.
-    async fn run_workers<W: World>(&self, thread: &Rc<ThreadShared<W>>, workers: &mut Workers) {
+    async fn run_workers<W: Environment>(
+        &self,
+        thread: &Rc<ThreadShared<W>>,
+        workers: &mut Workers,
+    ) {
         let mut running = JoinSet::new();
         let warm_up = self.plan.warm_up;
         if warm_up.is_zero() {
@@ -89,17 +97,18 @@ impl Order {
         let mut tick = interval(PROGRESS_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
-            let (marks, end) = (thread.marks.borrow().len(), thread.schedule.borrow().last_due());
-            let next_mark = if marks == 0 { warm_up.min(end) } else { end };
+            let (snapshots, end) =
+                (thread.snapshots.borrow().len(), thread.schedule.borrow().last_due());
+            let next_mark = if snapshots == 0 { warm_up.min(end) } else { end };
             tokio::select! {
                 ended = running.join_next() => match ended {
                     None => return,
                     Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
                     Some(_) => {}
                 },
-                () = sleep_until(thread.around.clock.to_instant(next_mark)), if marks < 2 => thread.record_mark(),
+                () = sleep_until(thread.thread_context.clock.to_instant(next_mark)), if snapshots < 2 => thread.record_mark(),
                 _ = tick.tick() => {
-                    let now = thread.around.clock.now();
+                    let now = thread.thread_context.clock.now();
                     self.progress.send_replace(thread.statistics.borrow().counters_at(now));
                     if self.stop.is_asked() {
                         thread.schedule.borrow_mut().end_at(now);
@@ -114,45 +123,49 @@ impl Order {
 struct Workers {
     connections: u64,
     streams: usize,
-    requests: Requests,
+    requests: PreparedRequests,
 }
 
 /// The prepared requests of the workers.
-enum Requests {
-    Http1(http1::Requests),
-    Http2(http2::Requests),
+enum PreparedRequests {
+    Http1(http1::Http1Requests),
+    Http2(http2::Http2Requests),
 }
 
 impl Workers {
-    fn new(plan: &Plan, share: Share) -> Result<Self, InvalidPlan> {
+    fn new(plan: &LoadPlan, share: ThreadShare) -> Result<Self, InvalidPlan> {
         let requests = match plan.protocol {
-            Protocol::Http1 => Requests::Http1(http1::Requests::new(plan)?),
-            Protocol::Http2 { .. } | Protocol::Grpc { .. } => {
-                Requests::Http2(http2::Requests::new(plan)?)
+            LoadProtocol::Http1 => PreparedRequests::Http1(http1::Http1Requests::new(plan)?),
+            LoadProtocol::Http2 { .. } | LoadProtocol::Grpc { .. } => {
+                PreparedRequests::Http2(http2::Http2Requests::new(plan)?)
             }
         };
-        let connections = share.part_of(plan.pace.connection_count() as u64);
+        let connections = share.part_of(plan.load_model.connection_count() as u64);
         Ok(Self { connections, streams: plan.protocol.streams_per_connection(), requests })
     }
 
-    fn create_workers<W: World>(
+    fn create_workers<W: Environment>(
         &self,
         thread: &Rc<ThreadShared<W>>,
-        mut begin: impl FnMut(Worker<W>),
+        mut begin: impl FnMut(LoadWorker<W>),
     ) {
-        let around = &thread.around;
+        let thread_context = &thread.thread_context;
         for _ in 0..self.connections {
             match &self.requests {
-                Requests::Http1(requests) => {
-                    let carrier = Carrier::Http1(http1::Lines::new(requests, around));
-                    begin(Worker { thread: Rc::clone(thread), carrier });
+                PreparedRequests::Http1(requests) => {
+                    let transport = LoadTransport::Http1(http1::Http1Connections::new(
+                        requests,
+                        thread_context,
+                    ));
+                    begin(LoadWorker { thread: Rc::clone(thread), transport });
                 }
-                Requests::Http2(requests) => {
-                    let shared = Rc::new(http2::Shared::new(around.address_count()));
+                PreparedRequests::Http2(requests) => {
+                    let shared =
+                        Rc::new(http2::SharedConnections::new(thread_context.address_count()));
                     for _ in 0..self.streams {
-                        let streams = http2::Streams::new(requests, &shared, around);
-                        let carrier = Carrier::Http2(streams);
-                        begin(Worker { thread: Rc::clone(thread), carrier });
+                        let streams = http2::Http2Streams::new(requests, &shared, thread_context);
+                        let transport = LoadTransport::Http2(streams);
+                        begin(LoadWorker { thread: Rc::clone(thread), transport });
                     }
                 }
             }
@@ -162,86 +175,95 @@ impl Workers {
 
 /// The shared state of a thread's workers.
 struct ThreadShared<W> {
-    around: Surroundings<W>,
+    thread_context: ThreadContext<W>,
     schedule: RefCell<Schedule>,
-    draw: RefCell<Draw>,
+    draw: RefCell<TargetSampler>,
     /// Idle workers queue here; the first of them waits for the next request.
     alarm: Mutex<Alarm>,
     /// The pause of a worker after a failed connection attempt; an open run is paced by the clock anyway.
     pause: Option<Duration>,
     statistics: RefCell<RunStatistics>,
     /// The start and the end of the measurement, once reached.
-    marks: RefCell<Vec<Mark>>,
+    snapshots: RefCell<Vec<CounterSnapshot>>,
 }
 
 /// A request assigned to a worker.
 #[derive(Clone, Copy)]
-struct Turned {
+struct AssignedRequest {
     target: usize,
     due: Duration,
     now: Duration,
     measured: bool,
 }
 
-impl<W: World> ThreadShared<W> {
-    fn new(plan: &Plan, share: Share, world: W) -> Result<Self, DriveError> {
+impl<W: Environment> ThreadShared<W> {
+    fn new(plan: &LoadPlan, share: ThreadShare, world: W) -> Result<Self, DriveError> {
         let alarm = world.create_alarm().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
         let weights = plan.targets.iter().map(|target| target.weight);
         let seed = plan.seed.wrapping_add(share.index as u64);
         Ok(Self {
             schedule: RefCell::new(Schedule::new(plan, share)),
-            draw: RefCell::new(Draw::new(weights, seed)),
+            draw: RefCell::new(TargetSampler::new(weights, seed)),
             alarm: Mutex::new(alarm),
-            pause: matches!(plan.pace, Pace::Closed { .. }).then_some(CONNECT_PAUSE),
+            pause: matches!(plan.load_model, LoadModel::Closed { .. }).then_some(CONNECT_PAUSE),
             statistics: RefCell::new(RunStatistics::new(names, plan.warm_up)),
-            marks: RefCell::default(),
-            around: Surroundings::new(world, plan),
+            snapshots: RefCell::default(),
+            thread_context: ThreadContext::new(world, plan),
         })
     }
 
     /// Returns the next request when it is due; `None` when the run is over. The current time is `now`.
-    async fn next(&self, now: Duration) -> Option<Turned> {
+    async fn next(&self, now: Duration) -> Option<AssignedRequest> {
         match self.next_due(now) {
-            Ok(turned) => turned,
+            Ok(assigned) => assigned,
             // No request is due: rejoin the queue.
             Err(_) => self.wait_for_due().await,
         }
     }
 
-    async fn wait_for_due(&self) -> Option<Turned> {
+    async fn wait_for_due(&self) -> Option<AssignedRequest> {
         let mut alarm = self.alarm.lock().await;
         loop {
-            let now = self.around.clock.now();
+            let now = self.thread_context.clock.now();
             match self.next_due(now) {
-                Ok(turned) => return turned,
+                Ok(assigned) => return assigned,
                 Err(until) => alarm.wait_for(until.saturating_sub(now)).await,
             }
         }
     }
 
     /// Returns the request that is due, `None` if the run is over, or the time of the next check.
-    fn next_due(&self, now: Duration) -> Result<Option<Turned>, Duration> {
+    fn next_due(&self, now: Duration) -> Result<Option<AssignedRequest>, Duration> {
         let mut schedule = self.schedule.borrow_mut();
-        match schedule.next_turn(now) {
-            Turn::Over => Ok(None),
-            Turn::Wait(until) => Err(until),
-            Turn::Due(due) => {
+        match schedule.next_action(now) {
+            NextAction::Over => Ok(None),
+            NextAction::Wait(until) => Err(until),
+            NextAction::Due(due) => {
                 let measured = schedule.is_measured(due);
-                Ok(Some(Turned { target: self.draw.borrow_mut().next(), due, now, measured }))
+                Ok(Some(AssignedRequest {
+                    target: self.draw.borrow_mut().next(),
+                    due,
+                    now,
+                    measured,
+                }))
             }
         }
     }
 
     /// Records the start or the end of the measurement.
     fn record_mark(&self) {
-        let now = self.around.clock.now();
-        let mark = Mark::read_counters(now, &self.statistics.borrow(), &self.around.meter);
-        self.marks.borrow_mut().push(mark);
+        let now = self.thread_context.clock.now();
+        let mark = CounterSnapshot::read_counters(
+            now,
+            &self.statistics.borrow(),
+            &self.thread_context.meter,
+        );
+        self.snapshots.borrow_mut().push(mark);
     }
 
     /// Records due but unsent requests, and completes the report.
-    fn into_report(self, progress: &watch::Sender<Counters>) -> Report {
+    fn into_report(self, progress: &watch::Sender<ProgressCounters>) -> LoadReport {
         self.record_mark();
         let mut schedule = self.schedule.into_inner();
         let mut draw = self.draw.into_inner();
@@ -249,63 +271,70 @@ impl<W: World> ThreadShared<W> {
         while let Some(due) = schedule.left_over() {
             statistics.record_unsent(draw.next(), due);
         }
-        progress.send_replace(statistics.counters_at(self.around.clock.now()));
-        let window = match self.marks.into_inner().as_slice() {
-            [first, last, ..] => Window::from_marks(first, last),
+        progress.send_replace(statistics.counters_at(self.thread_context.clock.now()));
+        let window = match self.snapshots.into_inner().as_slice() {
+            [first, last, ..] => MeasuredWindow::from_marks(first, last),
             // Stopped during the warm-up.
-            _ => Window::default(),
+            _ => MeasuredWindow::default(),
         };
         statistics.into_report(&window)
     }
 }
 
 /// Has one request in progress at a time.
-struct Worker<W: World> {
+struct LoadWorker<W: Environment> {
     thread: Rc<ThreadShared<W>>,
-    carrier: Carrier<W::Stream>,
+    transport: LoadTransport<W::Stream>,
 }
 
 /// The transport of requests.
-enum Carrier<S> {
-    Http1(http1::Lines<S>),
-    Http2(http2::Streams),
+enum LoadTransport<S> {
+    Http1(http1::Http1Connections<S>),
+    Http2(http2::Http2Streams),
 }
 
-impl<W: World> Worker<W> {
+impl<W: Environment> LoadWorker<W> {
     async fn run(mut self) {
         let thread = Rc::clone(&self.thread);
-        let around = &thread.around;
-        let mut now = around.clock.now();
-        while let Some(turned) = thread.next(now).await {
-            let result = self.send_request(turned).await;
-            now = around.clock.now();
-            let Turned { target, due, measured, .. } = turned;
-            let outcome = Outcome { target, due, done: now, result, measured };
+        let thread_context = &thread.thread_context;
+        let mut now = thread_context.clock.now();
+        while let Some(assigned) = thread.next(now).await {
+            let result = self.send_request(assigned).await;
+            now = thread_context.clock.now();
+            let AssignedRequest { target, due, measured, .. } = assigned;
+            let outcome = RequestMeasurement { target, due, done: now, result, measured };
             thread.statistics.borrow_mut().record_outcome(&outcome);
-            if around.reuse == Reuse::Fresh {
+            if thread_context.reuse == ConnectionReuse::Fresh {
                 self.wait_for_close().await;
-                now = around.clock.now();
+                now = thread_context.clock.now();
             }
             let failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
             if let (true, Some(pause)) = (failed, thread.pause) {
                 sleep(pause).await;
-                now = around.clock.now();
+                now = thread_context.clock.now();
             }
         }
     }
 
-    async fn send_request(&mut self, turned: Turned) -> Result<Answer, ErrorKind> {
-        let around = &self.thread.around;
-        match &mut self.carrier {
-            Carrier::Http1(lines) => lines.send_request(around, turned.target, turned.now).await,
-            Carrier::Http2(streams) => streams.send_request(around, turned.target).await,
+    async fn send_request(
+        &mut self,
+        assigned: AssignedRequest,
+    ) -> Result<ResponseStatus, ErrorKind> {
+        let thread_context = &self.thread.thread_context;
+        match &mut self.transport {
+            LoadTransport::Http1(lines) => {
+                lines.send_request(thread_context, assigned.target, assigned.now).await
+            }
+            LoadTransport::Http2(streams) => {
+                streams.send_request(thread_context, assigned.target).await
+            }
         }
     }
 
     async fn wait_for_close(&mut self) {
-        match &mut self.carrier {
-            Carrier::Http1(lines) => lines.wait_for_close(&self.thread.around).await,
-            Carrier::Http2(_) => {}
+        match &mut self.transport {
+            LoadTransport::Http1(lines) => lines.wait_for_close(&self.thread.thread_context).await,
+            LoadTransport::Http2(_) => {}
         }
     }
 }

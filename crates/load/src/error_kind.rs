@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_of_errors_stand_at_their_own_place() {
+    fn error_kinds_have_distinct_indices() {
         for (index, kind) in ErrorKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, index);
         }

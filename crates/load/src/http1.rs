@@ -13,52 +13,52 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 
-use self::exchange::Exchange;
-use self::request::Request;
-use self::response::Receiving;
+use self::exchange::Http1Exchange;
+use self::request::SerializedRequest;
+use self::response::ResponseReader;
 use crate::deadline::Deadline;
+use crate::environment::{Environment, ThreadContext};
 use crate::error_kind::ErrorKind;
-use crate::plan::{InvalidPlan, Plan, Reuse};
-use crate::report::Answer;
-use crate::world::{Surroundings, World};
+use crate::plan::{ConnectionReuse, InvalidPlan, LoadPlan};
+use crate::report::ResponseStatus;
 
 /// The serialized requests of a plan.
 #[derive(Debug, Clone)]
-pub(crate) struct Requests(Rc<[Request]>);
+pub(crate) struct Http1Requests(Rc<[SerializedRequest]>);
 
-impl Requests {
+impl Http1Requests {
     /// Serializes all requests.
     ///
     /// # Errors
     /// The first invalid request.
-    pub(crate) fn new(plan: &Plan) -> Result<Self, InvalidPlan> {
-        let requests = plan.targets.iter().map(|target| Request::new(target, plan.reuse));
-        requests.collect::<Result<Rc<[Request]>, InvalidPlan>>().map(Self)
+    pub(crate) fn new(plan: &LoadPlan) -> Result<Self, InvalidPlan> {
+        let requests = plan.targets.iter().map(|target| SerializedRequest::new(target, plan.reuse));
+        requests.collect::<Result<Rc<[SerializedRequest]>, InvalidPlan>>().map(Self)
     }
 }
 
 /// The state of one worker: kept connections, one per address.
 #[derive(Debug)]
-pub(crate) struct Lines<S> {
-    requests: Requests,
-    kept: Vec<Option<S>>,
+pub(crate) struct Http1Connections<S> {
+    requests: Http1Requests,
+    idle: Vec<Option<S>>,
     /// A connection that the server is about to close.
-    parting: Option<S>,
-    receiving: Receiving,
+    closing: Option<S>,
+    receiving: ResponseReader,
     deadline: Deadline,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
-    pub(crate) fn new<W>(requests: &Requests, around: &Surroundings<W>) -> Self
+impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
+    pub(crate) fn new<W>(requests: &Http1Requests, thread_context: &ThreadContext<W>) -> Self
     where
-        W: World<Stream = S>,
+        W: Environment<Stream = S>,
     {
         Self {
             requests: requests.clone(),
-            kept: (0..around.address_count()).map(|_| None).collect(),
-            parting: None,
-            receiving: Receiving::default(),
-            deadline: Deadline::new(around.clock.to_instant(around.timeout)),
+            idle: (0..thread_context.address_count()).map(|_| None).collect(),
+            closing: None,
+            receiving: ResponseReader::default(),
+            deadline: Deadline::new(thread_context.clock.to_instant(thread_context.timeout)),
         }
     }
 
@@ -66,46 +66,46 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
     /// `now`.
     pub(crate) async fn send_request<W>(
         &mut self,
-        around: &Surroundings<W>,
+        thread_context: &ThreadContext<W>,
         target: usize,
         now: Duration,
-    ) -> Result<Answer, ErrorKind>
+    ) -> Result<ResponseStatus, ErrorKind>
     where
-        W: World<Stream = S>,
+        W: Environment<Stream = S>,
     {
-        let place = around.address_index(target);
-        let (mut stream, now) = match self.kept[place].take().and_then(take_if_idle) {
+        let address_index = thread_context.address_index(target);
+        let (mut stream, now) = match self.idle[address_index].take().and_then(take_if_idle) {
             Some(stream) => (stream, now),
-            None => (around.connect(place).await?, around.clock.now()),
+            None => (thread_context.connect(address_index).await?, thread_context.clock.now()),
         };
-        self.deadline.set(around.clock.to_instant(now + around.timeout));
+        self.deadline.set(thread_context.clock.to_instant(now + thread_context.timeout));
         let deadline = &mut self.deadline;
         let request = &self.requests.0[target];
-        let mut exchange = Exchange::new(&mut stream, request, &mut self.receiving);
-        let received = poll_fn(|context| match exchange.poll(context, around) {
+        let mut exchange = Http1Exchange::new(&mut stream, request, &mut self.receiving);
+        let received = poll_fn(|context| match exchange.poll(context, thread_context) {
             Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
             done => done,
         });
         let received = received.await?;
-        match around.reuse {
-            Reuse::Keep if received.reusable => self.kept[place] = Some(stream),
-            Reuse::Keep => {}
-            Reuse::Fresh => self.parting = Some(stream),
+        match thread_context.reuse {
+            ConnectionReuse::Keep if received.reusable => self.idle[address_index] = Some(stream),
+            ConnectionReuse::Keep => {}
+            ConnectionReuse::Fresh => self.closing = Some(stream),
         }
-        Ok(Answer { status: received.status, grpc: None })
+        Ok(ResponseStatus { status: received.status, grpc: None })
     }
 
     /// Waits until the server has closed a connection that is not reused. If the client always closed first,
     /// this machine would soon run out of ports.
-    pub(crate) async fn wait_for_close<W>(&mut self, around: &Surroundings<W>)
+    pub(crate) async fn wait_for_close<W>(&mut self, thread_context: &ThreadContext<W>)
     where
-        W: World<Stream = S>,
+        W: Environment<Stream = S>,
     {
-        let Some(mut stream) = self.parting.take() else {
+        let Some(mut stream) = self.closing.take() else {
             return;
         };
         let closed = poll_fn(|context| {
-            let mut read_buffers = around.read_buffers.borrow_mut();
+            let mut read_buffers = thread_context.read_buffers.borrow_mut();
             loop {
                 let mut buffer = ReadBuf::new(&mut read_buffers.buffer);
                 match ready!(Pin::new(&mut stream).poll_read(context, &mut buffer)) {
@@ -115,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
             }
         });
         // Some servers do not close the connection as requested.
-        drop(timeout(around.timeout.min(PARTING_MAX), closed).await);
+        drop(timeout(thread_context.timeout.min(PARTING_MAX), closed).await);
     }
 }
 

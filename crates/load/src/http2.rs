@@ -17,70 +17,73 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use self::metered::Metered;
-use self::request::Request;
+use self::metered::MeteredStream;
+use self::request::Http2Request;
 use crate::deadline::Deadline;
+use crate::environment::{Environment, ThreadContext};
 use crate::error_kind::ErrorKind;
-use crate::plan::{InvalidPlan, Plan, Reuse};
-use crate::report::Answer;
-use crate::world::{Surroundings, World};
+use crate::plan::{ConnectionReuse, InvalidPlan, LoadPlan};
+use crate::report::ResponseStatus;
 
 /// The prepared requests of a plan.
 #[derive(Debug, Clone)]
-pub(crate) struct Requests(Rc<[Request]>);
+pub(crate) struct Http2Requests(Rc<[Http2Request]>);
 
-impl Requests {
+impl Http2Requests {
     /// Prepares all requests.
     ///
     /// # Errors
     /// The first invalid request.
-    pub(crate) fn new(plan: &Plan) -> Result<Self, InvalidPlan> {
-        let requests = plan.targets.iter().map(|target| Request::new(target, plan.protocol));
-        requests.collect::<Result<Rc<[Request]>, InvalidPlan>>().map(Self)
+    pub(crate) fn new(plan: &LoadPlan) -> Result<Self, InvalidPlan> {
+        let requests = plan.targets.iter().map(|target| Http2Request::new(target, plan.protocol));
+        requests.collect::<Result<Rc<[Http2Request]>, InvalidPlan>>().map(Self)
     }
 }
 
 /// The connections that several workers share, one per address.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedConnections {
     /// A worker that finds no connection opens one, while the others wait for it.
     senders: Vec<Mutex<Option<SendRequest<Bytes>>>>,
     /// The tasks that read and write the connections.
     drivers: RefCell<JoinSet<()>>,
 }
 
-impl Shared {
-    pub(crate) fn new(places: usize) -> Self {
-        let senders = (0..places).map(|_| Mutex::default()).collect();
+impl SharedConnections {
+    pub(crate) fn new(address_count: usize) -> Self {
+        let senders = (0..address_count).map(|_| Mutex::default()).collect();
         Self { senders, drivers: RefCell::default() }
     }
 
     /// Returns a connection that accepts requests.
-    async fn checkout_connection<W: World>(
+    async fn checkout_connection<W: Environment>(
         &self,
-        around: &Surroundings<W>,
-        place: usize,
+        thread_context: &ThreadContext<W>,
+        address_index: usize,
     ) -> Result<SendRequest<Bytes>, ErrorKind> {
-        if around.reuse == Reuse::Fresh {
-            return self.open_connection(around, place).await;
+        if thread_context.reuse == ConnectionReuse::Fresh {
+            return self.open_connection(thread_context, address_index).await;
         }
-        let mut kept = self.senders[place].lock().await;
+        let mut kept = self.senders[address_index].lock().await;
         if let Some(sender) = &mut *kept
             && is_open(sender).await
         {
             return Ok(sender.clone());
         }
-        let sender = self.open_connection(around, place).await?;
+        let sender = self.open_connection(thread_context, address_index).await?;
         *kept = Some(sender.clone());
         Ok(sender)
     }
 
-    async fn open_connection<W: World>(
+    async fn open_connection<W: Environment>(
         &self,
-        around: &Surroundings<W>,
-        place: usize,
+        thread_context: &ThreadContext<W>,
+        address_index: usize,
     ) -> Result<SendRequest<Bytes>, ErrorKind> {
-        let stream = Metered::new(around.connect(place).await?, Rc::clone(&around.meter));
+        let stream = MeteredStream::new(
+            thread_context.connect(address_index).await?,
+            Rc::clone(&thread_context.meter),
+        );
         let (sender, driver) = start_http2(stream).await?;
         let mut drivers = self.drivers.borrow_mut();
         while drivers.try_join_next().is_some() {}
@@ -91,35 +94,37 @@ impl Shared {
 
 /// The state of one worker on shared connections.
 #[derive(Debug)]
-pub(crate) struct Streams {
-    requests: Requests,
-    shared: Rc<Shared>,
+pub(crate) struct Http2Streams {
+    requests: Http2Requests,
+    shared: Rc<SharedConnections>,
     deadline: Deadline,
 }
 
-impl Streams {
+impl Http2Streams {
     pub(crate) fn new<W>(
-        requests: &Requests,
-        shared: &Rc<Shared>,
-        around: &Surroundings<W>,
+        requests: &Http2Requests,
+        shared: &Rc<SharedConnections>,
+        thread_context: &ThreadContext<W>,
     ) -> Self {
-        let deadline = Deadline::new(around.clock.to_instant(around.timeout));
+        let deadline = Deadline::new(thread_context.clock.to_instant(thread_context.timeout));
         Self { requests: requests.clone(), shared: Rc::clone(shared), deadline }
     }
 
     /// Sends a request on the shared connection, or on a new one, and reads its response.
-    pub(crate) async fn send_request<W: World>(
+    pub(crate) async fn send_request<W: Environment>(
         &mut self,
-        around: &Surroundings<W>,
+        thread_context: &ThreadContext<W>,
         target: usize,
-    ) -> Result<Answer, ErrorKind> {
+    ) -> Result<ResponseStatus, ErrorKind> {
         let request = &self.requests.0[target];
         let lease = timeout(
-            around.timeout,
-            self.shared.checkout_connection(around, around.address_index(target)),
+            thread_context.timeout,
+            self.shared.checkout_connection(thread_context, thread_context.address_index(target)),
         );
         let sender = lease.await.map_err(|_| ErrorKind::ConnectTimeout)??;
-        self.deadline.set(around.clock.to_instant(around.clock.now() + around.timeout));
+        self.deadline.set(
+            thread_context.clock.to_instant(thread_context.clock.now() + thread_context.timeout),
+        );
         let deadline = &mut self.deadline;
         let mut answer = pin!(request.send_request(sender));
         poll_fn(|context| match answer.as_mut().poll(context) {

@@ -6,18 +6,18 @@ use hdrhistogram::Histogram;
 
 /// A latency histogram with a precision of one part in a thousand.
 #[derive(Debug, Clone)]
-pub struct Latency {
+pub struct LatencyHistogram {
     nanoseconds: Histogram<u64>,
 }
 
-impl Default for Latency {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         let bounds = Histogram::new_with_bounds(LATENCY_NS_MIN, LATENCY_NS_MAX, 3);
         Self { nanoseconds: bounds.expect("the bounds are constant and valid") }
     }
 }
 
-impl Latency {
+impl LatencyHistogram {
     /// Returns the number of timed requests.
     #[must_use]
     pub fn count(&self) -> u64 {

@@ -1,21 +1,21 @@
-//! Plan of a run: targets, protocol, pace and duration.
+//! Plan of a run: targets, protocol, load model and duration.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use leno_wire::http1::Malformed;
 
-/// Plan of a run: targets, protocol, pace and duration.
+/// Plan of a run: targets, protocol, load model and duration.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct LoadPlan {
     /// The targets; at least one.
-    pub targets: Vec<Target>,
+    pub targets: Vec<LoadTarget>,
     /// The protocol.
-    pub protocol: Protocol,
+    pub protocol: LoadProtocol,
     /// The reuse of connections.
-    pub reuse: Reuse,
-    /// The pace.
-    pub pace: Pace,
+    pub reuse: ConnectionReuse,
+    /// The load model.
+    pub load_model: LoadModel,
     /// The time in which requests are started and measured, after the warm-up.
     pub duration: Duration,
     /// The time in which requests are sent and not measured.
@@ -28,15 +28,15 @@ pub struct Plan {
     pub seed: u64,
 }
 
-impl Plan {
+impl LoadPlan {
     /// Creates a default plan: HTTP/1.1 over one kept connection for ten seconds, in a closed loop.
     #[must_use]
-    pub const fn new(targets: Vec<Target>) -> Self {
+    pub const fn new(targets: Vec<LoadTarget>) -> Self {
         Self {
             targets,
-            protocol: Protocol::Http1,
-            reuse: Reuse::Keep,
-            pace: Pace::Closed { connections: 1 },
+            protocol: LoadProtocol::Http1,
+            reuse: ConnectionReuse::Keep,
+            load_model: LoadModel::Closed { connections: 1 },
             duration: Duration::from_secs(10),
             warm_up: Duration::ZERO,
             requests: None,
@@ -48,13 +48,13 @@ impl Plan {
 
 /// A request type.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct LoadTarget {
     /// Its name in the report, unique in the plan.
     pub name: String,
-    /// The address to connect to: the server, or the proxy for [`Form::Absolute`].
+    /// The address to connect to: the server, or the proxy for [`TargetForm::Absolute`].
     pub address: SocketAddr,
     /// The form of the request target; HTTP/1.1 only.
-    pub form: Form,
+    pub form: TargetForm,
     /// The method; always POST for gRPC.
     pub method: String,
     /// The path, with the query if any.
@@ -69,14 +69,14 @@ pub struct Target {
     pub weight: u32,
 }
 
-impl Target {
+impl LoadTarget {
     /// Creates a plain GET with weight 1.
     #[must_use]
     pub fn get(name: &str, address: SocketAddr, host: &str, path: &str) -> Self {
         Self {
             name: name.to_owned(),
             address,
-            form: Form::Origin,
+            form: TargetForm::Origin,
             method: "GET".to_owned(),
             path: path.to_owned(),
             host: host.to_owned(),
@@ -89,7 +89,7 @@ impl Target {
 
 /// The form of the request target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Form {
+pub enum TargetForm {
     /// `/path`, as origin servers expect it.
     #[default]
     Origin,
@@ -99,7 +99,7 @@ pub enum Form {
 
 /// The protocol of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Protocol {
+pub enum LoadProtocol {
     /// HTTP/1.1: one request in progress per connection.
     #[default]
     Http1,
@@ -115,7 +115,7 @@ pub enum Protocol {
     },
 }
 
-impl Protocol {
+impl LoadProtocol {
     /// Returns the maximum number of requests in progress per connection.
     #[must_use]
     pub const fn streams_per_connection(self) -> usize {
@@ -128,7 +128,7 @@ impl Protocol {
 
 /// The reuse of connections after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reuse {
+pub enum ConnectionReuse {
     /// Kept for the next request.
     #[default]
     Keep,
@@ -136,9 +136,9 @@ pub enum Reuse {
     Fresh,
 }
 
-/// The pace of requests.
+/// The load model: a closed loop, or an open loop at a constant rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
+pub enum LoadModel {
     /// Closed loop: each connection sends its next request after the last response. It shows the maximum
     /// throughput of a server; the latencies are those without queueing.
     Closed {
@@ -155,7 +155,7 @@ pub enum Pace {
     },
 }
 
-impl Pace {
+impl LoadModel {
     /// Returns the number of connections.
     #[must_use]
     pub const fn connection_count(self) -> usize {
@@ -165,10 +165,10 @@ impl Pace {
     }
 }
 
-impl Plan {
+impl LoadPlan {
     /// Validates everything but the requests.
     pub(crate) fn check(&self) -> Result<(), InvalidPlan> {
-        let connections = self.pace.connection_count();
+        let connections = self.load_model.connection_count();
         if connections == 0 || connections > CONNECTIONS_MAX {
             return Err(InvalidPlan::Connections);
         }
@@ -176,7 +176,7 @@ impl Plan {
         if streams == 0 || connections.saturating_mul(streams) > SLOTS_MAX {
             return Err(InvalidPlan::Streams);
         }
-        if let Pace::Open { rate, .. } = self.pace
+        if let LoadModel::Open { rate, .. } = self.load_model
             && (rate == 0 || rate > RATE_MAX)
         {
             return Err(InvalidPlan::Rate);
@@ -204,7 +204,7 @@ impl Plan {
             if self.targets.iter().take(index).any(|other| other.name == target.name) {
                 return Err(InvalidPlan::NameRepeated { name: target.name.clone() });
             }
-            if target.form == Form::Absolute && self.protocol != Protocol::Http1 {
+            if target.form == TargetForm::Absolute && self.protocol != LoadProtocol::Http1 {
                 return Err(InvalidPlan::ProxyWithHttp2);
             }
         }

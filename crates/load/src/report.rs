@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error_kind::{ErrorKind, GRPC_STATUSES, GRPC_UNKNOWN, grpc_label};
-use crate::latency::Latency;
+use crate::latency::LatencyHistogram;
 use crate::timeline::Timeline;
 
 /// Results of all measured requests.
@@ -11,7 +11,7 @@ use crate::timeline::Timeline;
 /// A request is measured if it was *due* in the measured time, regardless of the time of its response. Rates
 /// per second count events that *occurred* in the measured time.
 #[derive(Debug, Clone)]
-pub struct Report {
+pub struct LoadReport {
     /// One report per target, in the order of the plan.
     pub targets: Vec<TargetReport>,
     /// The measured time.
@@ -30,7 +30,7 @@ pub struct Report {
     pub timeline: Timeline,
 }
 
-impl Report {
+impl LoadReport {
     /// Returns the report of a target.
     #[must_use]
     pub fn target_report(&self, name: &str) -> Option<&TargetReport> {
@@ -98,7 +98,7 @@ pub struct TargetReport {
     pub name: String,
     /// The latency of successful requests. Failures are counted and not timed, because a fast rejection is not
     /// a fast response.
-    pub latency: Latency,
+    pub latency: LatencyHistogram,
     successes: u64,
     statuses: Vec<u64>,
     grpc_statuses: [u64; GRPC_STATUSES],
@@ -107,13 +107,13 @@ pub struct TargetReport {
 
 /// The counted parts of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseStatus {
     pub(crate) status: u16,
     /// The gRPC status of a gRPC call.
     pub(crate) grpc: Option<u8>,
 }
 
-impl Answer {
+impl ResponseStatus {
     /// True if the request succeeded.
     pub(crate) fn is_success(self) -> bool {
         (200..300).contains(&self.status) && matches!(self.grpc, None | Some(0))
@@ -124,7 +124,7 @@ impl TargetReport {
     pub(crate) fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            latency: Latency::default(),
+            latency: LatencyHistogram::default(),
             successes: 0,
             statuses: vec![0; STATUSES],
             grpc_statuses: [0; GRPC_STATUSES],
@@ -196,7 +196,7 @@ impl TargetReport {
         failures.chain(refusals).chain(grpc)
     }
 
-    pub(crate) fn record_answer(&mut self, answer: Answer, latency: Duration) {
+    pub(crate) fn record_answer(&mut self, answer: ResponseStatus, latency: Duration) {
         if let Some(count) = self.statuses.get_mut(usize::from(answer.status)) {
             *count += 1;
         }
@@ -236,12 +236,12 @@ const STATUSES: usize = 1000;
 mod tests {
     use super::*;
 
-    const fn plain_answer(status: u16) -> Answer {
-        Answer { status, grpc: None }
+    const fn plain_answer(status: u16) -> ResponseStatus {
+        ResponseStatus { status, grpc: None }
     }
 
-    fn empty_report(targets: Vec<TargetReport>) -> Report {
-        Report {
+    fn empty_report(targets: Vec<TargetReport>) -> LoadReport {
+        LoadReport {
             targets,
             elapsed: Duration::ZERO,
             answered: 0,
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    fn sample_report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> Report {
+    fn sample_report(name: &str, latencies_ms: &[u64], failed: ErrorKind) -> LoadReport {
         let mut target = TargetReport::new(name);
         for latency in latencies_ms {
             target.record_answer(plain_answer(200), Duration::from_millis(*latency));
@@ -261,7 +261,7 @@ mod tests {
         target.record_answer(plain_answer(403), Duration::from_micros(1));
         target.record_error(failed);
         let answered = target.response_count();
-        Report {
+        LoadReport {
             elapsed: Duration::from_secs(2),
             answered,
             failed: 1,
@@ -302,7 +302,7 @@ mod tests {
         let mut target = sample_report("a", &[1], ErrorKind::Reset).targets.remove(0);
         for (code, count) in [(0, 2), (14, 3), (200, 1)] {
             for _ in 0..count {
-                let answer = Answer { status: 200, grpc: Some(code) };
+                let answer = ResponseStatus { status: 200, grpc: Some(code) };
                 target.record_answer(answer, Duration::from_millis(1));
             }
         }

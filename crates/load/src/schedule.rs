@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::plan::{Pace, Plan};
-use crate::share::Share;
+use crate::plan::{LoadModel, LoadPlan};
+use crate::thread_share::ThreadShare;
 
 /// The schedule of requests. All times are since the start of the run.
 #[derive(Debug, Clone)]
@@ -12,11 +12,11 @@ pub(crate) struct Schedule {
     end: Duration,
     /// The number of requests that may still be measured.
     left: u64,
-    rhythm: Rhythm,
+    arrivals: ArrivalModel,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Rhythm {
+enum ArrivalModel {
     /// Due whenever a worker is free.
     Closed,
     /// Due one after the other: every `stride`th of all requests, starting with `next`.
@@ -25,7 +25,7 @@ enum Rhythm {
 
 /// The next action of a free worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum NextAction {
     /// Send the request that is or was due then.
     Due(Duration),
     /// Wait until then and check again: no request is due earlier.
@@ -36,15 +36,15 @@ pub(crate) enum Turn {
 
 impl Schedule {
     /// Creates the schedule of one thread's share of a plan.
-    pub(crate) fn new(plan: &Plan, share: Share) -> Self {
-        let rhythm = match plan.pace {
-            Pace::Closed { .. } => Rhythm::Closed,
-            Pace::Open { rate, .. } => {
-                Rhythm::Open { rate, next: share.index as u64, stride: share.of as u64 }
+    pub(crate) fn new(plan: &LoadPlan, share: ThreadShare) -> Self {
+        let arrivals = match plan.load_model {
+            LoadModel::Closed { .. } => ArrivalModel::Closed,
+            LoadModel::Open { rate, .. } => {
+                ArrivalModel::Open { rate, next: share.index as u64, stride: share.threads as u64 }
             }
         };
         let left = plan.requests.map_or(u64::MAX, |requests| share.part_of(requests));
-        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, left, rhythm }
+        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, left, arrivals }
     }
 
     /// Returns the due time of the last request.
@@ -53,19 +53,19 @@ impl Schedule {
     }
 
     /// Returns the next action of a worker that is free at `now`, and assigns a due request to it.
-    pub(crate) fn next_turn(&mut self, now: Duration) -> Turn {
+    pub(crate) fn next_action(&mut self, now: Duration) -> NextAction {
         if self.left == 0 {
-            return Turn::Over;
+            return NextAction::Over;
         }
-        match self.rhythm {
-            Rhythm::Closed if now >= self.end => Turn::Over,
-            Rhythm::Closed => self.take_turn(now),
-            Rhythm::Open { rate, next, .. } => {
+        match self.arrivals {
+            ArrivalModel::Closed if now >= self.end => NextAction::Over,
+            ArrivalModel::Closed => self.take_turn(now),
+            ArrivalModel::Open { rate, next, .. } => {
                 let due = due_time(rate, next);
                 if due >= self.end || now >= self.end + LATE_MAX {
-                    Turn::Over
+                    NextAction::Over
                 } else if due > now {
-                    Turn::Wait(due)
+                    NextAction::Wait(due)
                 } else {
                     self.take_turn(due)
                 }
@@ -76,7 +76,7 @@ impl Schedule {
     /// Returns the next request that was due before the end without a free worker. Called after the run until
     /// there is none.
     pub(crate) fn left_over(&mut self) -> Option<Duration> {
-        let Rhythm::Open { rate, next, .. } = self.rhythm else {
+        let ArrivalModel::Open { rate, next, .. } = self.arrivals else {
             return None;
         };
         let due = due_time(rate, next);
@@ -97,14 +97,14 @@ impl Schedule {
         due >= self.warm_up
     }
 
-    fn take_turn(&mut self, due: Duration) -> Turn {
-        if let Rhythm::Open { next, stride, .. } = &mut self.rhythm {
+    fn take_turn(&mut self, due: Duration) -> NextAction {
+        if let ArrivalModel::Open { next, stride, .. } = &mut self.arrivals {
             *next += *stride;
         }
         if self.is_measured(due) {
             self.left -= 1;
         }
-        Turn::Due(due)
+        NextAction::Due(due)
     }
 }
 
@@ -129,13 +129,13 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    fn new_schedule(pace: Pace, warm_up: Duration, duration: Duration) -> Schedule {
-        let plan = Plan { pace, duration, warm_up, ..Plan::new(Vec::new()) };
-        Schedule::new(&plan, Share::WHOLE)
+    fn new_schedule(load_model: LoadModel, warm_up: Duration, duration: Duration) -> Schedule {
+        let plan = LoadPlan { load_model, duration, warm_up, ..LoadPlan::new(Vec::new()) };
+        Schedule::new(&plan, ThreadShare::WHOLE)
     }
 
     fn open_schedule(rate: u32, warm_up: Duration, duration: Duration) -> Schedule {
-        new_schedule(Pace::Open { rate, connections: 1 }, warm_up, duration)
+        new_schedule(LoadModel::Open { rate, connections: 1 }, warm_up, duration)
     }
 
     #[test]
@@ -156,36 +156,40 @@ mod tests {
     #[test]
     fn nothing_is_sent_early_or_after_the_end() {
         let mut schedule = open_schedule(100, ms(0), ms(25));
-        assert_eq!(schedule.next_turn(ms(0)), Turn::Due(ms(0)));
-        assert_eq!(schedule.next_turn(ms(0)), Turn::Wait(ms(10)));
-        assert_eq!(schedule.next_turn(ms(9)), Turn::Wait(ms(10)));
-        assert_eq!(schedule.next_turn(ms(10)), Turn::Due(ms(10)));
-        assert_eq!(schedule.next_turn(ms(31)), Turn::Due(ms(20)), "late, but due before the end");
-        assert_eq!(schedule.next_turn(ms(31)), Turn::Over);
+        assert_eq!(schedule.next_action(ms(0)), NextAction::Due(ms(0)));
+        assert_eq!(schedule.next_action(ms(0)), NextAction::Wait(ms(10)));
+        assert_eq!(schedule.next_action(ms(9)), NextAction::Wait(ms(10)));
+        assert_eq!(schedule.next_action(ms(10)), NextAction::Due(ms(10)));
+        assert_eq!(
+            schedule.next_action(ms(31)),
+            NextAction::Due(ms(20)),
+            "late, but due before the end"
+        );
+        assert_eq!(schedule.next_action(ms(31)), NextAction::Over);
         assert_eq!(schedule.left_over(), None);
 
         let mut closed = schedule_closed();
-        assert_eq!(closed.next_turn(ms(3)), Turn::Due(ms(3)));
-        assert_eq!(closed.next_turn(ms(3)), Turn::Due(ms(3)));
-        assert_eq!(closed.next_turn(ms(20)), Turn::Over);
+        assert_eq!(closed.next_action(ms(3)), NextAction::Due(ms(3)));
+        assert_eq!(closed.next_action(ms(3)), NextAction::Due(ms(3)));
+        assert_eq!(closed.next_action(ms(20)), NextAction::Over);
         assert_eq!(closed.left_over(), None);
     }
 
     fn schedule_closed() -> Schedule {
-        new_schedule(Pace::Closed { connections: 1 }, ms(10), ms(10))
+        new_schedule(LoadModel::Closed { connections: 1 }, ms(10), ms(10))
     }
 
     #[test]
     fn threads_share_a_rate_without_changing_it() {
-        let plan = Plan {
-            pace: Pace::Open { rate: 300, connections: 8 },
+        let plan = LoadPlan {
+            load_model: LoadModel::Open { rate: 300, connections: 8 },
             duration: ms(1000),
             requests: Some(200),
-            ..Plan::new(Vec::new())
+            ..LoadPlan::new(Vec::new())
         };
         let mut all: Vec<Duration> = (0..4)
             .flat_map(|index| {
-                let mut schedule = Schedule::new(&plan, Share { index, of: 4 });
+                let mut schedule = Schedule::new(&plan, ThreadShare { index, threads: 4 });
                 std::iter::from_fn(move || schedule.left_over())
             })
             .collect();
@@ -194,20 +198,22 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_after_as_many_measured_requests_as_were_asked_for() {
-        for pace in [Pace::Closed { connections: 1 }, Pace::Open { rate: 1000, connections: 1 }] {
-            let plan = Plan {
-                pace,
+    fn a_run_ends_after_the_requested_number_of_measured_requests() {
+        for load_model in
+            [LoadModel::Closed { connections: 1 }, LoadModel::Open { rate: 1000, connections: 1 }]
+        {
+            let plan = LoadPlan {
+                load_model,
                 warm_up: ms(5),
                 duration: ms(100),
                 requests: Some(3),
-                ..Plan::new(Vec::new())
+                ..LoadPlan::new(Vec::new())
             };
-            let mut schedule = Schedule::new(&plan, Share::WHOLE);
-            let turns: Vec<Turn> = (0..20).map(|now| schedule.next_turn(ms(now))).collect();
-            let sent = turns.iter().filter(|turn| matches!(turn, Turn::Due(_))).count();
+            let mut schedule = Schedule::new(&plan, ThreadShare::WHOLE);
+            let turns: Vec<NextAction> = (0..20).map(|now| schedule.next_action(ms(now))).collect();
+            let sent = turns.iter().filter(|turn| matches!(turn, NextAction::Due(_))).count();
             assert_eq!(sent, 5 + 3, "{turns:?}");
-            assert_eq!(turns[8], Turn::Over);
+            assert_eq!(turns[8], NextAction::Over);
             assert_eq!(schedule.left_over(), None);
         }
     }
@@ -218,7 +224,7 @@ mod tests {
         schedule.end_at(ms(3));
         let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
         assert_eq!(left, (0..3).map(ms).collect::<Vec<_>>());
-        assert_eq!(schedule.next_turn(ms(2)), Turn::Over);
+        assert_eq!(schedule.next_action(ms(2)), NextAction::Over);
         schedule.end_at(ms(50));
         assert_eq!(schedule.last_due(), ms(3));
     }
@@ -230,11 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_was_free_to_send_is_left_over_one_by_one() {
+    fn unsent_due_requests_are_returned_one_by_one() {
         let mut schedule = open_schedule(1000, ms(0), ms(100));
-        assert_eq!(schedule.next_turn(ms(0)), Turn::Due(ms(0)));
+        assert_eq!(schedule.next_action(ms(0)), NextAction::Due(ms(0)));
         // The only connection was busy until long after the end.
-        assert_eq!(schedule.next_turn(ms(250)), Turn::Over);
+        assert_eq!(schedule.next_action(ms(250)), NextAction::Over);
         let left: Vec<Duration> = std::iter::from_fn(|| schedule.left_over()).collect();
         assert_eq!(left, (1..100).map(ms).collect::<Vec<_>>());
     }
@@ -243,10 +249,10 @@ mod tests {
     fn stalled_latencies(mut schedule: Schedule) -> Vec<Duration> {
         let (mut now, mut latencies) = (ms(0), Vec::new());
         loop {
-            match schedule.next_turn(now) {
-                Turn::Over => return latencies,
-                Turn::Wait(until) => now = until,
-                Turn::Due(due) => {
+            match schedule.next_action(now) {
+                NextAction::Over => return latencies,
+                NextAction::Wait(until) => now = until,
+                NextAction::Due(due) => {
                     now += if latencies.len() == 50 { ms(1000) } else { ms(1) };
                     latencies.push(now - due);
                 }
@@ -266,7 +272,7 @@ mod tests {
         assert!((50..60).contains(&slow(&open)), "{}", slow(&open));
         // The closed loop sends no requests meanwhile: coordinated omission.
         let closed =
-            stalled_latencies(new_schedule(Pace::Closed { connections: 1 }, ms(0), ms(3000)));
+            stalled_latencies(new_schedule(LoadModel::Closed { connections: 1 }, ms(0), ms(3000)));
         assert_eq!(slow(&closed), 1);
     }
 }

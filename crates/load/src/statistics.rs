@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use crate::error_kind::ErrorKind;
-use crate::report::{Answer, Report, TargetReport};
+use crate::report::{LoadReport, ResponseStatus, TargetReport};
 use crate::timeline::Timeline;
-use crate::window::Window;
+use crate::window::MeasuredWindow;
 
 /// The progress of a run. Counts restart when the warm-up ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
+pub struct ProgressCounters {
     /// The time since the start, including the warm-up.
     pub elapsed: Duration,
     /// True once the warm-up is over.
@@ -22,7 +22,7 @@ pub struct Counters {
     pub failures: u64,
 }
 
-impl Counters {
+impl ProgressCounters {
     /// Returns the sum of two threads' counters.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
@@ -37,13 +37,13 @@ impl Counters {
 
 /// The result of one request.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct RequestMeasurement {
     pub(crate) target: usize,
     /// The time at which it was due, since the start.
     pub(crate) due: Duration,
     /// The time at which its result was known, since the start.
     pub(crate) done: Duration,
-    pub(crate) result: Result<Answer, ErrorKind>,
+    pub(crate) result: Result<ResponseStatus, ErrorKind>,
     /// True if it counts.
     pub(crate) measured: bool,
 }
@@ -54,7 +54,7 @@ pub(crate) struct RunStatistics {
     warm_up: Duration,
     targets: Vec<TargetReport>,
     timeline: Timeline,
-    counters: Counters,
+    counters: ProgressCounters,
     /// Responses since the start, including the warm-up.
     pub(crate) answered: u64,
     /// Failures since the start, including the warm-up.
@@ -67,14 +67,14 @@ impl RunStatistics {
             warm_up,
             targets: names.map(TargetReport::new).collect(),
             timeline: Timeline::default(),
-            counters: Counters::default(),
+            counters: ProgressCounters::default(),
             answered: 0,
             failed: 0,
         }
     }
 
     /// Records a request that was sent, or could not be sent.
-    pub(crate) fn record_outcome(&mut self, outcome: &Outcome) {
+    pub(crate) fn record_outcome(&mut self, outcome: &RequestMeasurement) {
         match outcome.result {
             Ok(_) => self.answered += 1,
             Err(_) => self.failed += 1,
@@ -92,17 +92,17 @@ impl RunStatistics {
         };
         self.timeline.record(at, None);
         let result = Err(ErrorKind::Unsent);
-        self.enter_timeline(&Outcome { target, due, done: due, result, measured: true });
+        self.enter_timeline(&RequestMeasurement { target, due, done: due, result, measured: true });
     }
 
     /// Returns the progress, `elapsed` after the start.
-    pub(crate) fn counters_at(&self, elapsed: Duration) -> Counters {
-        Counters { elapsed, ..self.counters }
+    pub(crate) fn counters_at(&self, elapsed: Duration) -> ProgressCounters {
+        ProgressCounters { elapsed, ..self.counters }
     }
 
     /// Completes the report.
-    pub(crate) fn into_report(self, window: &Window) -> Report {
-        Report {
+    pub(crate) fn into_report(self, window: &MeasuredWindow) -> LoadReport {
+        LoadReport {
             targets: self.targets,
             elapsed: window.elapsed,
             answered: window.answered,
@@ -114,9 +114,9 @@ impl RunStatistics {
         }
     }
 
-    fn enter_timeline(&mut self, outcome: &Outcome) {
+    fn enter_timeline(&mut self, outcome: &RequestMeasurement) {
         if outcome.measured && !self.counters.measuring {
-            self.counters = Counters { measuring: true, ..Counters::default() };
+            self.counters = ProgressCounters { measuring: true, ..ProgressCounters::default() };
         }
         if outcome.measured == self.counters.measuring {
             self.count_result(outcome);
@@ -131,7 +131,7 @@ impl RunStatistics {
         }
     }
 
-    fn count_result(&mut self, outcome: &Outcome) {
+    fn count_result(&mut self, outcome: &RequestMeasurement) {
         self.counters.requests += 1;
         match outcome.result {
             Ok(answer) => self.counters.successes += u64::from(answer.is_success()),
@@ -140,12 +140,12 @@ impl RunStatistics {
     }
 }
 
-fn outcome_latency(outcome: &Outcome) -> Duration {
+fn outcome_latency(outcome: &RequestMeasurement) -> Duration {
     outcome.done.saturating_sub(outcome.due)
 }
 
 /// Returns the latency of a successful request.
-fn success_latency(outcome: &Outcome) -> Option<Duration> {
-    let success = outcome.result.is_ok_and(Answer::is_success);
+fn success_latency(outcome: &RequestMeasurement) -> Option<Duration> {
+    let success = outcome.result.is_ok_and(ResponseStatus::is_success);
     success.then(|| outcome_latency(outcome))
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Ends a run early, from any thread. The run completes requests in progress and reports the measured results.
 #[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct StopHandle(Arc<AtomicBool>);
 
-impl Stop {
+impl StopHandle {
     /// Ends the schedule now.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Relaxed);

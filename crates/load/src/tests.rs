@@ -10,7 +10,7 @@ use tokio::net::TcpSocket;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
-use self::server::{Answer, OK, OK_TEXT, STALL, Server};
+use self::server::{OK, OK_TEXT, STALL, ScriptedResponse, ScriptedServer};
 use super::*;
 
 mod http2;
@@ -20,9 +20,11 @@ mod stall;
 #[test]
 fn kept_connections_carry_all_requests_of_a_closed_run() {
     run(async {
-        let server = Server::start(|_| OK).await;
-        let plan =
-            Plan { pace: Pace::Closed { connections: 3 }, ..plan_for(&[target_of(&server)]) };
+        let server = ScriptedServer::start(|_| OK).await;
+        let plan = LoadPlan {
+            load_model: LoadModel::Closed { connections: 3 },
+            ..plan_for(&[target_of(&server)])
+        };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
         assert!(target.request_count() > 3);
@@ -57,9 +59,13 @@ fn every_form_of_response_is_read_to_its_end() {
             for piece in [usize::MAX, 1] {
                 run(async {
                     let closes = text.contains("close");
-                    let answer = Answer { piece, closes, ..Answer::from_text(text.clone()) };
-                    let server = Server::start(move |_| answer.clone()).await;
-                    let target = Target { method: method.to_owned(), ..target_of(&server) };
+                    let answer = ScriptedResponse {
+                        piece,
+                        closes,
+                        ..ScriptedResponse::from_text(text.clone())
+                    };
+                    let server = ScriptedServer::start(move |_| answer.clone()).await;
+                    let target = LoadTarget { method: method.to_owned(), ..target_of(&server) };
                     let report = drive_plan(plan_for(&[target])).await;
                     let target = report.target_report("t").unwrap();
                     assert!(target.success_count() > 0, "{method} {text:?}");
@@ -78,7 +84,9 @@ fn every_form_of_response_is_read_to_its_end() {
 fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
     run(async {
         let answers = [OK_TEXT, "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"];
-        let server = Server::start(move |index| Answer::from_text(answers[index % 2])).await;
+        let server =
+            ScriptedServer::start(move |index| ScriptedResponse::from_text(answers[index % 2]))
+                .await;
         let report = drive_plan(plan_for(&[target_of(&server)])).await;
         let target = report.target_report("t").unwrap();
         assert!(target.status_count(200).abs_diff(target.status_count(403)) <= 1);
@@ -90,10 +98,11 @@ fn statuses_are_counted_one_by_one_and_only_2xx_succeed() {
 
 #[test]
 fn every_kind_of_error_is_counted_as_what_it_is() {
-    let text = Answer::from_text;
-    let broken = |text: &'static str| Answer { closes: true, ..Answer::from_text(text) };
+    let text = ScriptedResponse::from_text;
+    let broken =
+        |text: &'static str| ScriptedResponse { closes: true, ..ScriptedResponse::from_text(text) };
     for (answer, kind) in [
-        (Answer { resets: true, ..text("") }, ErrorKind::Reset),
+        (ScriptedResponse { resets: true, ..text("") }, ErrorKind::Reset),
         (broken(""), ErrorKind::Closed),
         (broken("HTTP/1.1 200 OK\r\ncontent-le"), ErrorKind::Closed),
         (broken("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabc"), ErrorKind::Closed),
@@ -104,10 +113,10 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
         (text(""), ErrorKind::Timeout),
     ] {
         run(async move {
-            let server = Server::start(move |_| answer.clone()).await;
+            let server = ScriptedServer::start(move |_| answer.clone()).await;
             // Only the timeout case may time out.
             let timeout = if kind == ErrorKind::Timeout { ms(30) } else { ms(10_000) };
-            let plan = Plan { timeout, ..plan_for(&[target_of(&server)]) };
+            let plan = LoadPlan { timeout, ..plan_for(&[target_of(&server)]) };
             let report = drive_plan(plan).await;
             let target = report.target_report("t").unwrap();
             assert!(target.error_count(kind) > 0, "{kind:?} {target:?}");
@@ -118,13 +127,13 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
 }
 
 #[test]
-fn a_port_that_nobody_listens_on_is_a_connect_error_and_no_busy_loop() {
+fn a_closed_port_is_a_connect_error_without_a_busy_loop() {
     run(async {
         // Bound to reserve the port, but not listening.
         let vacant = TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = vacant.local_addr().unwrap();
-        let report = drive_plan(plan_for(&[Target::get("t", address, "x", "/")])).await;
+        let report = drive_plan(plan_for(&[LoadTarget::get("t", address, "x", "/")])).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.error_count(ErrorKind::Connect), target.request_count());
         assert!((1..=11).contains(&target.request_count()), "{}", target.request_count());
@@ -132,17 +141,17 @@ fn a_port_that_nobody_listens_on_is_a_connect_error_and_no_busy_loop() {
 }
 
 #[test]
-fn an_answer_before_the_end_of_the_request_is_an_answer() {
+fn a_response_before_the_end_of_the_request_counts() {
     run(async {
-        let answer = Answer {
+        let answer = ScriptedResponse {
             closes: true,
-            ..Answer::from_text(
+            ..ScriptedResponse::from_text(
                 "HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
             )
         };
-        let server = Server::start(move |_| answer.clone()).await;
+        let server = ScriptedServer::start(move |_| answer.clone()).await;
         let body = vec![b'x'; 8 << 20];
-        let target = Target { method: "POST".to_owned(), body, ..target_of(&server) };
+        let target = LoadTarget { method: "POST".to_owned(), body, ..target_of(&server) };
         let report = drive_plan(plan_for(&[target])).await;
         let target = report.target_report("t").unwrap();
         // Unread parts of the request may reset the connection before the response is read.
@@ -157,9 +166,9 @@ fn an_answer_before_the_end_of_the_request_is_an_answer() {
 #[test]
 fn an_open_run_sends_exactly_what_is_due() {
     run(async {
-        let server = Server::start(|_| OK).await;
-        let pace = Pace::Open { rate: 500, connections: 4 };
-        let plan = Plan { pace, duration: ms(200), ..plan_for(&[target_of(&server)]) };
+        let server = ScriptedServer::start(|_| OK).await;
+        let load_model = LoadModel::Open { rate: 500, connections: 4 };
+        let plan = LoadPlan { load_model, duration: ms(200), ..plan_for(&[target_of(&server)]) };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.request_count(), 100);
@@ -174,9 +183,9 @@ fn an_open_run_sends_exactly_what_is_due() {
 #[test]
 fn requests_that_found_no_free_connection_are_not_forgotten() {
     run(async {
-        let server = Server::start(|_| Answer::from_text("")).await;
-        let pace = Pace::Open { rate: 1000, connections: 2 };
-        let plan = Plan { pace, timeout: ms(250), ..plan_for(&[target_of(&server)]) };
+        let server = ScriptedServer::start(|_| ScriptedResponse::from_text("")).await;
+        let load_model = LoadModel::Open { rate: 1000, connections: 2 };
+        let plan = LoadPlan { load_model, timeout: ms(250), ..plan_for(&[target_of(&server)]) };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.request_count(), 100);
@@ -186,12 +195,14 @@ fn requests_that_found_no_free_connection_are_not_forgotten() {
 
 #[test]
 fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
-    let slow_requests = |pace| {
+    let slow_requests = |load_model| {
         let slow = Rc::new(Cell::new(0));
         let seen = Rc::clone(&slow);
         run(async move {
-            let server = Server::start(|index| Answer { stalls: index == 20, ..OK }).await;
-            let plan = Plan { pace, duration: ms(600), ..plan_for(&[target_of(&server)]) };
+            let server =
+                ScriptedServer::start(|index| ScriptedResponse { stalls: index == 20, ..OK }).await;
+            let plan =
+                LoadPlan { load_model, duration: ms(600), ..plan_for(&[target_of(&server)]) };
             let report = drive_plan(plan).await;
             let target = report.target_report("t").unwrap();
             seen.set(target.latency.count_from(STALL / 2) + target.error_count(ErrorKind::Unsent));
@@ -200,30 +211,31 @@ fn a_stall_shows_in_an_open_run_and_is_forgiven_in_a_closed_one() {
     };
     // 1000 requests per second were due in the first half of the stall; on a busy machine more are slow, never
     // fewer.
-    let open = slow_requests(Pace::Open { rate: 1000, connections: 1 });
+    let open = slow_requests(LoadModel::Open { rate: 1000, connections: 1 });
     assert!(open >= 95, "{open}");
-    let closed = slow_requests(Pace::Closed { connections: 1 });
+    let closed = slow_requests(LoadModel::Closed { connections: 1 });
     assert!((1..20).contains(&closed), "{closed}");
 }
 
 #[test]
 fn targets_share_a_run_by_weight_and_seed() {
     run(async {
-        let first = Server::start(|_| OK).await;
-        let second = Server::start(|_| OK).await;
+        let first = ScriptedServer::start(|_| OK).await;
+        let second = ScriptedServer::start(|_| OK).await;
         let order = async |seed| {
             for server in [&first, &second] {
                 server.seen.borrow_mut().clear();
             }
-            let light = Target { name: "light".to_owned(), weight: 1, ..target_of(&first) };
-            let heavy = Target {
+            let light = LoadTarget { name: "light".to_owned(), weight: 1, ..target_of(&first) };
+            let heavy = LoadTarget {
                 name: "heavy".to_owned(),
                 path: "/heavy".to_owned(),
                 weight: 3,
                 ..target_of(&second)
             };
-            let pace = Pace::Open { rate: 2000, connections: 8 };
-            let plan = Plan { pace, seed, duration: ms(400), ..plan_for(&[light, heavy]) };
+            let load_model = LoadModel::Open { rate: 2000, connections: 8 };
+            let plan =
+                LoadPlan { load_model, seed, duration: ms(400), ..plan_for(&[light, heavy]) };
             let report = drive_plan(plan).await;
             assert_eq!(report.sum_targets().request_count(), 800);
             ["light", "heavy"].map(|name| report.target_report(name).unwrap().request_count())
@@ -237,11 +249,11 @@ fn targets_share_a_run_by_weight_and_seed() {
 }
 
 #[test]
-fn a_proxy_is_asked_in_absolute_form() {
+fn requests_to_a_proxy_use_absolute_form() {
     run(async {
-        let proxy = Server::start(|_| OK).await;
-        let target = Target {
-            form: Form::Absolute,
+        let proxy = ScriptedServer::start(|_| OK).await;
+        let target = LoadTarget {
+            form: TargetForm::Absolute,
             host: "ratings.bookinfo:9080".to_owned(),
             path: "/ratings/1".to_owned(),
             ..target_of(&proxy)
@@ -257,9 +269,10 @@ fn a_proxy_is_asked_in_absolute_form() {
 #[test]
 fn the_warm_up_is_sent_but_not_reported() {
     run(async {
-        let server = Server::start(|_| OK).await;
-        let plan = Plan { warm_up: ms(300), duration: ms(3000), ..plan_for(&[target_of(&server)]) };
-        let (progress, counters) = watch::channel(Counters::default());
+        let server = ScriptedServer::start(|_| OK).await;
+        let plan =
+            LoadPlan { warm_up: ms(300), duration: ms(3000), ..plan_for(&[target_of(&server)]) };
+        let (progress, counters) = watch::channel(ProgressCounters::default());
         let report = drive_load(plan, progress).await.unwrap();
         let requests = report.sum_targets().request_count();
         assert!(requests > 0 && requests < server.seen.borrow().len() as u64);
@@ -275,8 +288,8 @@ fn the_warm_up_is_sent_but_not_reported() {
 fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
     run(async {
         // Announces keep-alive and then closes: the connection is closed before the next request is due.
-        let answer = Answer { closes: true, ..OK };
-        let server = Server::start(move |_| answer.clone()).await;
+        let answer = ScriptedResponse { closes: true, ..OK };
+        let server = ScriptedServer::start(move |_| answer.clone()).await;
         let report = drive_plan(plan_for(&[target_of(&server)])).await;
         let target = report.target_report("t").unwrap();
         assert_eq!(target.success_count(), target.request_count(), "{target:?}");
@@ -287,15 +300,19 @@ fn a_connection_closed_while_idle_is_opened_again_without_an_error() {
 #[test]
 fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
     run(async {
-        let answer = Answer {
+        let answer = ScriptedResponse {
             closes: true,
-            ..Answer::from_text(
+            ..ScriptedResponse::from_text(
                 "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
             )
         };
-        let server = Server::start(move |_| answer.clone()).await;
-        let pace = Pace::Closed { connections: 2 };
-        let plan = Plan { pace, reuse: Reuse::Fresh, ..plan_for(&[target_of(&server)]) };
+        let server = ScriptedServer::start(move |_| answer.clone()).await;
+        let load_model = LoadModel::Closed { connections: 2 };
+        let plan = LoadPlan {
+            load_model,
+            reuse: ConnectionReuse::Fresh,
+            ..plan_for(&[target_of(&server)])
+        };
         let report = drive_plan(plan).await;
         let target = report.target_report("t").unwrap();
         assert!(
@@ -308,14 +325,20 @@ fn fresh_connections_carry_one_request_each_and_are_closed_by_the_server() {
 }
 
 #[test]
-fn as_many_requests_as_asked_for_are_sent_and_no_more() {
+fn exactly_the_requested_number_of_requests_is_sent() {
     run(async {
-        let server = Server::start(|_| OK).await;
-        for pace in [Pace::Closed { connections: 3 }, Pace::Open { rate: 2000, connections: 3 }] {
+        let server = ScriptedServer::start(|_| OK).await;
+        for load_model in
+            [LoadModel::Closed { connections: 3 }, LoadModel::Open { rate: 2000, connections: 3 }]
+        {
             server.seen.borrow_mut().clear();
             let duration = Duration::from_secs(20);
-            let plan =
-                Plan { pace, duration, requests: Some(40), ..plan_for(&[target_of(&server)]) };
+            let plan = LoadPlan {
+                load_model,
+                duration,
+                requests: Some(40),
+                ..plan_for(&[target_of(&server)])
+            };
             let report = drive_plan(plan).await;
             assert_eq!(report.sum_targets().success_count(), 40);
             assert_eq!(report.answered, 40);
@@ -328,11 +351,11 @@ fn as_many_requests_as_asked_for_are_sent_and_no_more() {
 #[test]
 fn threads_share_connections_and_rate_and_add_up() {
     run(async {
-        let server = Server::start(|_| OK).await;
-        let pace = Pace::Open { rate: 1000, connections: 5 };
-        let plan = Plan { pace, duration: ms(300), ..plan_for(&[target_of(&server)]) };
-        let (progress, counters) = watch::channel(Counters::default());
-        let report = drive_on_threads(2, plan, Stop::default(), progress).await.unwrap();
+        let server = ScriptedServer::start(|_| OK).await;
+        let load_model = LoadModel::Open { rate: 1000, connections: 5 };
+        let plan = LoadPlan { load_model, duration: ms(300), ..plan_for(&[target_of(&server)]) };
+        let (progress, counters) = watch::channel(ProgressCounters::default());
+        let report = drive_on_threads(2, plan, StopHandle::default(), progress).await.unwrap();
         let total = report.sum_targets();
         assert_eq!(total.request_count(), 300);
         assert_eq!(total.success_count() + total.error_count(ErrorKind::Unsent), 300, "{total:?}");
@@ -346,12 +369,15 @@ fn threads_share_connections_and_rate_and_add_up() {
 #[test]
 fn a_run_that_is_stopped_reports_what_it_has_measured() {
     run(async {
-        let server = Server::start(|_| OK).await;
-        let pace = Pace::Open { rate: 500, connections: 2 };
-        let plan =
-            Plan { pace, duration: Duration::from_secs(600), ..plan_for(&[target_of(&server)]) };
-        let (progress, mut counters) = watch::channel(Counters::default());
-        let stop = Stop::default();
+        let server = ScriptedServer::start(|_| OK).await;
+        let load_model = LoadModel::Open { rate: 500, connections: 2 };
+        let plan = LoadPlan {
+            load_model,
+            duration: Duration::from_secs(600),
+            ..plan_for(&[target_of(&server)])
+        };
+        let (progress, mut counters) = watch::channel(ProgressCounters::default());
+        let stop = StopHandle::default();
         let asked = stop.clone();
         let (report, ()) = tokio::join!(drive_on_threads(2, plan, stop, progress), async {
             counters.wait_for(|counters| counters.successes > 10).await.unwrap();
@@ -364,16 +390,16 @@ fn a_run_that_is_stopped_reports_what_it_has_measured() {
 }
 
 #[test]
-fn plans_that_cannot_be_driven_are_refused() {
-    type Spoil = fn(&mut Plan);
+fn invalid_plans_are_rejected() {
+    type Spoil = fn(&mut LoadPlan);
     let refusal = |spoil: Spoil| {
         let refusal = Rc::new(RefCell::new(None));
         let seen = Rc::clone(&refusal);
         run(async move {
             let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
-            let mut plan = plan_for(&[Target::get("t", address, "x", "/")]);
+            let mut plan = plan_for(&[LoadTarget::get("t", address, "x", "/")]);
             spoil(&mut plan);
-            let (progress, _) = watch::channel(Counters::default());
+            let (progress, _) = watch::channel(ProgressCounters::default());
             match drive_load(plan, progress).await {
                 Err(DriveError::Plan(error)) => *seen.borrow_mut() = Some(error),
                 other => panic!("{other:?}"),
@@ -382,17 +408,20 @@ fn plans_that_cannot_be_driven_are_refused() {
         refusal.take().unwrap()
     };
     let cases: [(Spoil, InvalidPlan); 11] = [
-        (|plan| plan.pace = Pace::Closed { connections: 0 }, InvalidPlan::Connections),
-        (|plan| plan.pace = Pace::Closed { connections: 1 << 20 }, InvalidPlan::Connections),
-        (|plan| plan.pace = Pace::Open { rate: 0, connections: 1 }, InvalidPlan::Rate),
+        (|plan| plan.load_model = LoadModel::Closed { connections: 0 }, InvalidPlan::Connections),
+        (
+            |plan| plan.load_model = LoadModel::Closed { connections: 1 << 20 },
+            InvalidPlan::Connections,
+        ),
+        (|plan| plan.load_model = LoadModel::Open { rate: 0, connections: 1 }, InvalidPlan::Rate),
         (|plan| plan.duration = ms(0), InvalidPlan::Duration),
         (|plan| plan.timeout = ms(0), InvalidPlan::Timeout),
         (|plan| plan.requests = Some(0), InvalidPlan::NoRequests),
-        (|plan| plan.protocol = Protocol::Http2 { streams: 0 }, InvalidPlan::Streams),
+        (|plan| plan.protocol = LoadProtocol::Http2 { streams: 0 }, InvalidPlan::Streams),
         (
             |plan| {
-                plan.protocol = Protocol::Http2 { streams: 1 };
-                plan.targets[0].form = Form::Absolute;
+                plan.protocol = LoadProtocol::Http2 { streams: 1 };
+                plan.targets[0].form = TargetForm::Absolute;
             },
             InvalidPlan::ProxyWithHttp2,
         ),
@@ -410,17 +439,17 @@ fn plans_that_cannot_be_driven_are_refused() {
     assert!(matches!(refused, InvalidPlan::Request { .. }), "{refused:?}");
 }
 
-async fn drive_plan(plan: Plan) -> Report {
-    let (progress, _) = watch::channel(Counters::default());
+async fn drive_plan(plan: LoadPlan) -> LoadReport {
+    let (progress, _) = watch::channel(ProgressCounters::default());
     drive_load(plan, progress).await.unwrap()
 }
 
-fn plan_for(targets: &[Target]) -> Plan {
-    Plan { duration: ms(100), ..Plan::new(targets.to_vec()) }
+fn plan_for(targets: &[LoadTarget]) -> LoadPlan {
+    LoadPlan { duration: ms(100), ..LoadPlan::new(targets.to_vec()) }
 }
 
-fn target_of(server: &Server) -> Target {
-    Target::get("t", server.address, "test", "/")
+fn target_of(server: &ScriptedServer) -> LoadTarget {
+    LoadTarget::get("t", server.address, "test", "/")
 }
 
 const fn ms(milliseconds: u64) -> Duration {

@@ -8,13 +8,13 @@ use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::drive::{DriveError, Order};
-use crate::plan::{InvalidPlan, Plan, THREADS_MAX};
-use crate::report::Report;
-use crate::share::Share;
-use crate::statistics::Counters;
-use crate::stop::Stop;
-use crate::world::Machine;
+use crate::drive::{DriveError, ThreadTask};
+use crate::environment::SystemEnvironment;
+use crate::plan::{InvalidPlan, LoadPlan, THREADS_MAX};
+use crate::report::LoadReport;
+use crate::statistics::ProgressCounters;
+use crate::stop::StopHandle;
+use crate::thread_share::ThreadShare;
 
 /// Like [`drive`](crate::drive), on separate threads, and with an early stop. Uses at most one thread per
 /// connection. Dropping the future ends the run soon.
@@ -23,24 +23,24 @@ use crate::world::Machine;
 /// As [`drive`](crate::drive), or if a thread cannot be started.
 pub async fn drive_on_threads(
     threads: usize,
-    plan: Plan,
-    stop: Stop,
-    progress: watch::Sender<Counters>,
-) -> Result<Report, DriveError> {
+    plan: LoadPlan,
+    stop: StopHandle,
+    progress: watch::Sender<ProgressCounters>,
+) -> Result<LoadReport, DriveError> {
     plan.check()?;
     if threads == 0 || threads > THREADS_MAX {
         return Err(InvalidPlan::Threads.into());
     }
     let requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-    let of = threads.min(plan.pace.connection_count()).min(requests);
+    let of = threads.min(plan.load_model.connection_count()).min(requests);
     // The threads end with this call in any case; the caller's stop handle outlives it.
-    let ended = Ended(Stop::default());
+    let ended = StopOnDrop(StopHandle::default());
     let mut running = Vec::with_capacity(of);
     for index in 0..of {
-        let share = Share { index, of };
-        running.push(Running::start(plan.clone(), share, ended.0.clone())?);
+        let share = ThreadShare { index, threads: of };
+        running.push(LoadThread::start(plan.clone(), share, ended.0.clone())?);
     }
-    let watched: Vec<watch::Receiver<Counters>> =
+    let watched: Vec<watch::Receiver<ProgressCounters>> =
         running.iter().map(|thread| thread.counters.clone()).collect();
     tokio::select! {
         report = merge_reports(running) => {
@@ -52,16 +52,16 @@ pub async fn drive_on_threads(
 }
 
 /// One of the threads.
-struct Running {
-    counters: watch::Receiver<Counters>,
-    report: oneshot::Receiver<Result<Report, DriveError>>,
+struct LoadThread {
+    counters: watch::Receiver<ProgressCounters>,
+    report: oneshot::Receiver<Result<LoadReport, DriveError>>,
 }
 
-impl Running {
-    fn start(plan: Plan, share: Share, stop: Stop) -> Result<Self, DriveError> {
-        let (progress, counters) = watch::channel(Counters::default());
+impl LoadThread {
+    fn start(plan: LoadPlan, share: ThreadShare, stop: StopHandle) -> Result<Self, DriveError> {
+        let (progress, counters) = watch::channel(ProgressCounters::default());
         let (done, report) = oneshot::channel();
-        let order = Order { plan, share, stop, progress };
+        let order = ThreadTask { plan, share, stop, progress };
         thread::Builder::new()
             .name(format!("load-{}", share.index))
             // The receiver may have been dropped.
@@ -71,14 +71,14 @@ impl Running {
     }
 }
 
-fn run(order: Order) -> Result<Report, DriveError> {
+fn run(order: ThreadTask) -> Result<LoadReport, DriveError> {
     let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.map_err(DriveError::Thread)?.block_on(order.carry_out(Machine))
+    runtime.map_err(DriveError::Thread)?.block_on(order.carry_out(SystemEnvironment))
 }
 
 /// Merges the reports of the threads.
-async fn merge_reports(running: Vec<Running>) -> Result<Report, DriveError> {
-    let mut total: Option<Report> = None;
+async fn merge_reports(running: Vec<LoadThread>) -> Result<LoadReport, DriveError> {
+    let mut total: Option<LoadReport> = None;
     for thread in running {
         let report = thread.report.await.map_err(|_| DriveError::Failed)??;
         match &mut total {
@@ -91,9 +91,9 @@ async fn merge_reports(running: Vec<Running>) -> Result<Report, DriveError> {
 
 /// Sums the progress of the threads periodically, and forwards a stop.
 async fn forward_progress(
-    watched: &[watch::Receiver<Counters>],
-    progress: &watch::Sender<Counters>,
-    [asked, pass_on]: [&Stop; 2],
+    watched: &[watch::Receiver<ProgressCounters>],
+    progress: &watch::Sender<ProgressCounters>,
+    [asked, pass_on]: [&StopHandle; 2],
 ) -> std::convert::Infallible {
     let mut tick = interval(PROGRESS_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -106,14 +106,17 @@ async fn forward_progress(
     }
 }
 
-fn sum_counters(watched: &[watch::Receiver<Counters>]) -> Counters {
-    watched.iter().map(|counters| *counters.borrow()).fold(Counters::default(), Counters::plus)
+fn sum_counters(watched: &[watch::Receiver<ProgressCounters>]) -> ProgressCounters {
+    watched
+        .iter()
+        .map(|counters| *counters.borrow())
+        .fold(ProgressCounters::default(), ProgressCounters::plus)
 }
 
 /// Stops the threads when the call is dropped.
-struct Ended(Stop);
+struct StopOnDrop(StopHandle);
 
-impl Drop for Ended {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop();
     }

@@ -9,12 +9,12 @@ use hdrhistogram::Histogram;
 #[derive(Debug, Clone)]
 pub struct Timeline {
     interval: Duration,
-    points: Vec<Point>,
+    points: Vec<IntervalCells>,
 }
 
 /// Results of one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moment {
+pub struct IntervalResult {
     /// The start of the interval, after the warm-up.
     pub at: Duration,
     /// Requests with a response or a failure.
@@ -28,7 +28,7 @@ pub struct Moment {
 }
 
 #[derive(Debug, Clone)]
-struct Point {
+struct IntervalCells {
     requests: u64,
     errors: u64,
     microseconds: Histogram<u32>,
@@ -48,14 +48,14 @@ impl Timeline {
     }
 
     /// Returns the intervals in order, including those without requests.
-    pub fn moments(&self) -> impl Iterator<Item = Moment> {
+    pub fn moments(&self) -> impl Iterator<Item = IntervalResult> {
         (0..).zip(&self.points).map(|(index, point)| {
             let quantile = |part| {
                 let bound =
                     point.microseconds.value_at_quantile(part).min(point.microseconds.max());
                 (!point.microseconds.is_empty()).then(|| Duration::from_micros(bound))
             };
-            Moment {
+            IntervalResult {
                 at: self.interval * index,
                 requests: point.requests,
                 errors: point.errors,
@@ -97,14 +97,14 @@ impl Timeline {
         }
     }
 
-    fn point_at(&mut self, at: Duration) -> &mut Point {
+    fn point_at(&mut self, at: Duration) -> &mut IntervalCells {
         let mut index = self.index(at);
         while index >= POINTS_MAX {
             self.merge_neighbors();
             index = self.index(at);
         }
         if index >= self.points.len() {
-            self.points.resize_with(index + 1, Point::default);
+            self.points.resize_with(index + 1, IntervalCells::default);
         }
         &mut self.points[index]
     }
@@ -126,7 +126,7 @@ impl Timeline {
     }
 }
 
-impl Default for Point {
+impl Default for IntervalCells {
     fn default() -> Self {
         let bounds = Histogram::new_with_bounds(1, LATENCY_US_MAX, 2);
         let microseconds = bounds.expect("the bounds are constant and valid");
@@ -134,7 +134,7 @@ impl Default for Point {
     }
 }
 
-impl Point {
+impl IntervalCells {
     fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.errors += other.errors;
@@ -165,7 +165,7 @@ mod tests {
         timeline.record(ms(0), Some(ms(2)));
         timeline.record(ms(249), None);
         timeline.record(ms(600), Some(ms(5)));
-        let moments: Vec<Moment> = timeline.moments().collect();
+        let moments: Vec<IntervalResult> = timeline.moments().collect();
         assert_eq!(moments.len(), 3);
         assert_eq!((moments[0].requests, moments[0].errors), (2, 1));
         let p50 = moments[0].p50.unwrap();
@@ -180,7 +180,7 @@ mod tests {
         for second in 0..86_400 {
             timeline.record(Duration::from_secs(second), Some(ms(1)));
         }
-        let moments: Vec<Moment> = timeline.moments().collect();
+        let moments: Vec<IntervalResult> = timeline.moments().collect();
         assert!(moments.len() <= POINTS_MAX && moments.len() > POINTS_MAX / 3);
         assert_eq!(moments.iter().map(|moment| moment.requests).sum::<u64>(), 86_400);
     }
@@ -199,7 +199,7 @@ mod tests {
         first.merge(&short);
         let mut second = short;
         second.merge(&long);
-        let reported: Vec<Moment> = first.moments().collect();
+        let reported: Vec<IntervalResult> = first.moments().collect();
         assert_eq!(reported, second.moments().collect::<Vec<_>>());
         assert_eq!(reported.iter().map(|moment| moment.requests).sum::<u64>(), 410);
         assert_eq!(reported.iter().map(|moment| moment.errors).sum::<u64>(), 10);

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::environment::ByteMeter;
 use crate::statistics::RunStatistics;
-use crate::world::Meter;
 
 /// Counter values at one moment.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Mark {
+pub(crate) struct CounterSnapshot {
     at: Duration,
     cpu: Duration,
     answered: u64,
@@ -18,9 +18,13 @@ pub(crate) struct Mark {
     bytes_received: u64,
 }
 
-impl Mark {
+impl CounterSnapshot {
     /// Reads the counters of the calling thread.
-    pub(crate) fn read_counters(at: Duration, statistics: &RunStatistics, meter: &Meter) -> Self {
+    pub(crate) fn read_counters(
+        at: Duration,
+        statistics: &RunStatistics,
+        meter: &ByteMeter,
+    ) -> Self {
         Self {
             at,
             cpu: thread_cpu(),
@@ -34,7 +38,7 @@ impl Mark {
 
 /// The differences between two moments.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Window {
+pub(crate) struct MeasuredWindow {
     pub(crate) elapsed: Duration,
     pub(crate) cpu: Duration,
     pub(crate) answered: u64,
@@ -43,8 +47,8 @@ pub(crate) struct Window {
     pub(crate) bytes_received: u64,
 }
 
-impl Window {
-    pub(crate) fn from_marks(first: &Mark, last: &Mark) -> Self {
+impl MeasuredWindow {
+    pub(crate) fn from_marks(first: &CounterSnapshot, last: &CounterSnapshot) -> Self {
         Self {
             elapsed: last.at.saturating_sub(first.at),
             cpu: last.cpu.saturating_sub(first.cpu),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cors::Cors;
 use crate::name::Name;
-use crate::persistence::Persistence;
 use crate::route::WeightedBackend;
+use crate::session_persistence::SessionPersistence;
 
 /// The actions of a rule, besides its choice of a backend. The default does nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -29,7 +29,7 @@ pub struct RuleActions {
     /// The CORS policy; when absent, CORS headers are left to the application.
     pub cors: Option<Cors>,
     /// Session persistence; when absent, each request may go to any endpoint.
-    pub persistence: Option<Persistence>,
+    pub persistence: Option<SessionPersistence>,
 }
 
 impl RuleActions {

@@ -11,7 +11,7 @@ use crate::service::Protocol;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AddressEntry {
     /// An address outside the mesh.
-    Outside,
+    External,
     /// A service; its ports are those of the address.
     Service(ServiceName),
     /// A workload.

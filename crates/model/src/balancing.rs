@@ -6,7 +6,7 @@ use crate::service_policy::ServicePolicyName;
 
 /// The load balancing of a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Balancing {
+pub struct PortLoadBalancing {
     /// The policy.
     pub policy: ServicePolicyName,
     /// Its setting.
@@ -20,7 +20,7 @@ pub struct LoadBalancing {
     pub algorithm: BalanceAlgorithm,
     /// Slow start of new endpoints; they get their full share at once when absent. Never combined with a
     /// hash-based algorithm.
-    pub warm_up: Option<WarmUp>,
+    pub slow_start: Option<SlowStart>,
 }
 
 /// A load balancing algorithm.
@@ -61,7 +61,7 @@ pub enum HashKey {
 
 /// The slow start of a new endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct WarmUp {
+pub struct SlowStart {
     /// The duration of slow start.
     pub time: Duration,
     /// The initial share, percent, 1 to 100.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::breaker::FixedResponse;
+use crate::circuit_breaker::FixedResponse;
 use crate::jwt::JwtValidation;
 use crate::name::ServiceName;
 use crate::route::RequestMatch;
@@ -39,14 +39,14 @@ pub enum CheckServiceAddress {
         port: u16,
     },
     /// A server outside the mesh.
-    Outside(Server),
+    External(Server),
 }
 
 impl fmt::Display for CheckServiceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Service { service, port } => write!(f, "{service} port {port}"),
-            Self::Outside(server) => server.fmt(f),
+            Self::External(server) => server.fmt(f),
         }
     }
 }
@@ -78,21 +78,21 @@ pub struct Authorization {
     /// Additional context entries; each name occurs once.
     pub context_extensions: Vec<(String, String)>,
     /// The body excerpt that is sent; none when absent.
-    pub body: Option<ShownBody>,
+    pub body: Option<BodyExcerpt>,
 }
 
 /// The excerpt of a request body that an authorization service receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ShownBody {
+pub struct BodyExcerpt {
     /// The maximum size of the excerpt.
     pub bytes_max: u32,
     /// The treatment of longer bodies.
-    pub longer: LongerBody,
+    pub long_body: LongBodyAction,
     /// True if the excerpt is sent as bytes; otherwise as text.
     pub pack_as_bytes: bool,
 }
 
-impl ShownBody {
+impl BodyExcerpt {
     /// The default maximum size of the excerpt.
     pub const BYTES_DEFAULT: u32 = 64 << 10;
     /// The upper bound of the maximum size: the excerpt stays in memory while the service decides.
@@ -101,11 +101,11 @@ impl ShownBody {
 
 /// The treatment of a request with a body longer than the excerpt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum LongerBody {
+pub enum LongBodyAction {
     /// The request is rejected without a check.
-    Refused,
+    Reject,
     /// The service decides by the beginning of the body, which is marked as partial.
-    Begun,
+    SendPrefix,
 }
 
 /// The descriptors that a rate limit service receives.
@@ -162,23 +162,23 @@ pub enum DescriptorValue {
 
 /// An external authorization or token policy of an application port, and its name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PortGuard {
+pub struct PortCheck {
     /// The policy.
     pub policy: ServicePolicyName,
     /// Its setting.
-    pub guard: Guard,
+    pub check: RequestCheck,
 }
 
 /// An additional check of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Guard {
+pub enum RequestCheck {
     /// An external authorization service.
     Authorization(Box<Authorization>),
     /// JSON web tokens.
     Tokens(Box<JwtValidation>),
 }
 
-impl PortGuard {
+impl PortCheck {
     /// Selects the policies for requests at a port: for each kind of check the most specific policy, then the
     /// oldest, then the first by name.
     pub fn for_port<'a>(
@@ -189,16 +189,16 @@ impl PortGuard {
         let mut guards: Vec<Self> = Vec::new();
         for policy in attached_policies(policies, service, port) {
             let Some(guard) = policy.rule.server_check() else { continue };
-            let is_same = |it: &Self| std::mem::discriminant(&it.guard) == guard.discriminant();
+            let is_same = |it: &Self| std::mem::discriminant(&it.check) == guard.discriminant();
             if !guards.iter().any(is_same) {
-                guards.push(Self { policy: policy.name.clone(), guard: guard.clone() });
+                guards.push(Self { policy: policy.name.clone(), check: guard.clone() });
             }
         }
         guards
     }
 }
 
-impl Guard {
+impl RequestCheck {
     fn discriminant(&self) -> std::mem::Discriminant<Self> {
         std::mem::discriminant(self)
     }
@@ -207,9 +207,9 @@ impl Guard {
 impl ServiceRule {
     /// The check that sidecars of servers run.
     #[must_use]
-    pub fn server_check(&self) -> Option<&Guard> {
+    pub fn server_check(&self) -> Option<&RequestCheck> {
         match self {
-            Self::Guard(guard) => Some(guard),
+            Self::RequestCheck(guard) => Some(guard),
             _ => None,
         }
     }

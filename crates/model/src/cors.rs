@@ -11,25 +11,25 @@ pub struct Cors {
     /// True if requests may carry cookies and credentials.
     pub credentials: bool,
     /// The allowed methods, in addition to the safelisted ones.
-    pub methods: AnyOf,
+    pub methods: AllowedWords,
     /// The allowed request headers, in addition to the safelisted ones; in lower case.
-    pub headers: AnyOf,
+    pub headers: AllowedWords,
     /// The exposed response headers, in addition to the safelisted ones; in lower case.
-    pub exposed: AnyOf,
+    pub exposed: AllowedWords,
     /// The time that a browser may cache a preflight response, in seconds.
     pub max_age_seconds: u32,
 }
 
 /// A set of words, or any word.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum AnyOf {
+pub enum AllowedWords {
     /// Any word.
     Any,
     /// These.
     Only(Vec<String>),
 }
 
-impl Default for AnyOf {
+impl Default for AllowedWords {
     fn default() -> Self {
         Self::Only(Vec::new())
     }

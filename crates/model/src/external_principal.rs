@@ -55,7 +55,7 @@ impl FromStr for ExternalPrincipalId {
 
 /// The scope that is allowed to name an external client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sponsor<'a> {
+pub enum SubjectScope<'a> {
     /// Writers of this namespace: they may use the names of its accounts only.
     Namespace(&'a Name),
     /// Administrators of the mesh.
@@ -71,7 +71,7 @@ pub enum Sponsor<'a> {
 /// [`BadSubject`], with a message for the author of the name.
 pub fn check_subject(
     subject: &Name,
-    sponsor: Sponsor<'_>,
+    sponsor: SubjectScope<'_>,
     trust_domain: &TrustDomain,
 ) -> Result<(), BadSubject> {
     let last = subject.as_str().rsplit('.').next().unwrap_or_default();
@@ -87,10 +87,10 @@ pub fn check_subject(
     };
     match sponsor {
         _ if account.is_empty() => Err(BadSubject::Domain(trust_domain.clone())),
-        Sponsor::Namespace(own) if own.as_str() != namespace => {
+        SubjectScope::Namespace(own) if own.as_str() != namespace => {
             Err(BadSubject::Namespace { own: own.clone(), trust_domain: trust_domain.clone() })
         }
-        Sponsor::Namespace(_) | Sponsor::Mesh => Ok(()),
+        SubjectScope::Namespace(_) | SubjectScope::Mesh => Ok(()),
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
         let own = Name::new("ingress-nginx").unwrap();
         let check =
             |subject: &str, sponsor| check_subject(&Name::new(subject).unwrap(), sponsor, &domain);
-        let within = Sponsor::Namespace(&own);
+        let within = SubjectScope::Namespace(&own);
         for (subject, by_namespace, by_mesh) in [
             ("batch.corp.example", true, true),
             ("batch", true, true),
@@ -171,7 +171,7 @@ mod tests {
             ("10.0.0.1", false, false),
         ] {
             assert_eq!(check(subject, within).is_ok(), by_namespace, "{subject}");
-            assert_eq!(check(subject, Sponsor::Mesh).is_ok(), by_mesh, "{subject}");
+            assert_eq!(check(subject, SubjectScope::Mesh).is_ok(), by_mesh, "{subject}");
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
-use crate::breaker::FixedResponse;
+use crate::circuit_breaker::FixedResponse;
 use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
 use crate::service_policy::ServicePolicyName;
 
 /// The faults of requests to a port, and the policy that sets them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Faults {
+pub struct PortFaults {
     /// The policy.
     pub policy: ServicePolicyName,
     /// Its rules in document order; the first match decides.
@@ -27,9 +27,9 @@ pub struct FaultRule {
     /// Matching callers, any of these; all when empty.
     pub peers: Vec<PeerMatch>,
     /// Delays requests.
-    pub delay: Option<Delay>,
+    pub delay: Option<FaultDelay>,
     /// Answers requests without forwarding them.
-    pub abort: Option<Abort>,
+    pub abort: Option<FaultAbort>,
 }
 
 impl FaultRule {
@@ -42,21 +42,21 @@ impl FaultRule {
 
 /// A delay of a share of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Delay {
+pub struct FaultDelay {
     /// The share of requests, in millionths.
     pub share_ppm: u32,
-    /// The length of the delay, at most [`Delay::TIME_MAX`].
+    /// The length of the delay, at most [`FaultDelay::TIME_MAX`].
     pub time: Duration,
 }
 
-impl Delay {
+impl FaultDelay {
     /// The maximum delay: a delayed request holds its connection.
     pub const TIME_MAX: Duration = Duration::from_secs(600);
 }
 
 /// A response from the client's own sidecar to a share of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Abort {
+pub struct FaultAbort {
     /// The share of requests, in millionths.
     pub share_ppm: u32,
     /// The response.
@@ -65,7 +65,7 @@ pub struct Abort {
     pub grpc: Option<u8>,
 }
 
-impl Abort {
+impl FaultAbort {
     /// True if the fault applies to every request.
     #[must_use]
     pub const fn is_whole(&self) -> bool {

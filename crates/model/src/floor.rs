@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::mesh::{Admission, DefaultPolicy, MtlsMode};
+use crate::mesh::{AdmissionSettings, DefaultPolicy, MtlsMode};
 use crate::name::Name;
 
 /// The minimum security of every namespace, regardless of annotations, labels and fields of workloads.
@@ -25,7 +25,7 @@ pub struct Floor {
 
 /// A setting that the floor overrules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Overruled {
+pub struct OverriddenSetting {
     /// The field of the setting.
     pub field: &'static str,
     /// The overruled value.
@@ -37,18 +37,18 @@ pub struct Overruled {
 impl Floor {
     /// The settings that are below the floor.
     #[must_use]
-    pub fn overruled_settings(&self, wanted: Admission) -> Vec<Overruled> {
+    pub fn overruled_settings(&self, wanted: AdmissionSettings) -> Vec<OverriddenSetting> {
         let default_policy = self
             .default_policy
             .zip(wanted.default_policy)
             .filter(|(least, default_policy)| default_policy.stricter(*least) != *default_policy);
-        let default_policy = default_policy.map(|(least, default_policy)| Overruled {
+        let default_policy = default_policy.map(|(least, default_policy)| OverriddenSetting {
             field: DEFAULT_POLICY,
             wanted: default_policy.as_str(),
             in_force: least.as_str(),
         });
         let accepts = self.mtls_strict && wanted.mtls == Some(MtlsMode::Permissive);
-        let mtls = accepts.then_some(Overruled {
+        let mtls = accepts.then_some(OverriddenSetting {
             field: MTLS,
             wanted: MtlsMode::Permissive.as_str(),
             in_force: MtlsMode::Strict.as_str(),
@@ -106,7 +106,7 @@ mod tests {
             (DryRun, Some(Allow), DryRun),
         ] {
             config.floor.default_policy = floor;
-            let admission = Admission { default_policy: Some(wanted), mtls: None };
+            let admission = AdmissionSettings { default_policy: Some(wanted), mtls: None };
             config.namespaces.insert(parse_name("shop"), admission);
             assert_eq!(config.mode_in(&parse_name("shop")), in_force, "{wanted:?} {floor:?}");
             assert_eq!(
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn plaintext_below_the_floor_is_overruled() {
         let floor = Floor { mtls_strict: true, ..Floor::default() };
-        let accepts = Admission { default_policy: None, mtls: Some(MtlsMode::Permissive) };
+        let accepts = AdmissionSettings { default_policy: None, mtls: Some(MtlsMode::Permissive) };
         let overruled = floor.overruled_settings(accepts);
         assert_eq!(overruled.len(), 1);
         assert_eq!((overruled[0].field, overruled[0].in_force), ("mtls", "strict"));

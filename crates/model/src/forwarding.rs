@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::change::ObjectKey;
-use crate::check_service::PortGuard;
+use crate::check_service::PortCheck;
 use crate::name::{RouteName, ServiceName};
 use crate::rate_limit::PortLimits;
 use crate::route::{HttpRoute, RouteKind, RouteParent, RouteRule, WeightedBackend, leads_back};
@@ -189,7 +189,7 @@ impl TlsRoute {
 
 /// The reason that a policy has no effect on any traffic although it is in force at its service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Idle {
+pub struct NoEffect {
     /// The service or port of the policy.
     pub service: ServiceName,
     /// The routes that take the traffic.
@@ -197,12 +197,12 @@ pub struct Idle {
     /// The services that receive the traffic.
     pub others: BTreeSet<ServiceName>,
     /// The cause.
-    pub cause: IdleCause,
+    pub cause: NoEffectCause,
 }
 
 /// The cause of a policy without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum IdleCause {
+pub enum NoEffectCause {
     /// The routes forward nothing: they answer requests themselves, or have no backend with a weight.
     NoTraffic,
     /// Each service that the routes forward to has its own policy, such as this one.
@@ -218,7 +218,7 @@ pub enum IdleCause {
 }
 
 /// Formats a sentence that follows the policy's name.
-impl fmt::Display for Idle {
+impl fmt::Display for NoEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
         let verb =
@@ -226,32 +226,32 @@ impl fmt::Display for Idle {
         let others: Vec<String> = self.others.iter().map(ToString::to_string).collect();
         let (routes_shown, others) = (routes.join(" and "), others.join(", "));
         match &self.cause {
-            IdleCause::NoTraffic => {
+            NoEffectCause::NoTraffic => {
                 let forward = verb("answers", "answer");
                 write!(f, "{routes_shown} {forward} all requests to {}", self.service)?;
                 f.write_str(" without forwarding any")
             }
-            IdleCause::OwnPolicies(policy) => {
+            NoEffectCause::OwnPolicies(policy) => {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and each of ")?;
                 write!(f, "these has its own policy, such as {policy}")
             }
-            IdleCause::OtherWorkloads => {
+            NoEffectCause::OtherWorkloads => {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and no workload ")?;
                 write!(f, "of {} receives any", self.service)
             }
-            IdleCause::OtherEndpoints => {
+            NoEffectCause::OtherEndpoints => {
                 let forward = verb("forwards", "forward");
                 write!(f, "{routes_shown} {forward} all requests to {others}, and tag ")?;
                 write!(f, "rules select from the endpoints of {} only", self.service)
             }
-            IdleCause::OwnRetries => {
+            NoEffectCause::OwnRetries => {
                 let have = verb("has", "have");
                 write!(f, "{routes_shown} {have} a `retry` in each rule that forwards requests ")?;
                 write!(f, "to {}", self.service)
             }
-            IdleCause::NoRequests(port, _) => {
+            NoEffectCause::NoRequests(port, _) => {
                 write!(
                     f,
                     "port {port} of {} carries TCP, in which requests are not visible",
@@ -270,7 +270,7 @@ pub fn no_requests(services: &[ServiceName]) -> String {
 }
 
 /// The objects around a policy.
-pub trait Surroundings<'a> {
+pub trait PolicyContext<'a> {
     /// The policies that may be attached to a service.
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy>;
 
@@ -296,13 +296,13 @@ pub enum PolicySide {
     Server,
 }
 
-impl Idle {
+impl NoEffect {
     /// The reason that a policy has no effect at a port where it is in force; `None` if it has one.
     pub(crate) fn detect_at<'a>(
         policy: &ServicePolicy,
         service: &ServiceName,
         port: u16,
-        around: &impl Surroundings<'a>,
+        around: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         let destinations = around.port_destinations(service, port);
         let side = if policy.rule.is_inbound() { PolicySide::Server } else { PolicySide::Client };
@@ -317,7 +317,7 @@ impl Idle {
         let is_it = |name: &ServicePolicyName| *name == policy.name;
         let decides = |name: Option<&ServicePolicyName>| name.is_some_and(is_it);
         let limits = PortLimits::for_port(all.iter().copied(), service, port).map(|it| it.policy);
-        let guards = PortGuard::for_port(all.iter().copied(), service, port);
+        let guards = PortCheck::for_port(all.iter().copied(), service, port);
         let is_inbound =
             decides(limits.as_ref()) || guards.iter().any(|guard| is_it(&guard.policy));
         let is_of_requests = decides(traffic_policy.breaker.as_ref().map(|it| &it.policy))
@@ -328,13 +328,13 @@ impl Idle {
             return None;
         }
         if destinations.others.is_empty() {
-            return Some(because(IdleCause::NoTraffic));
+            return Some(because(NoEffectCause::NoTraffic));
         }
         if is_of_requests {
             return None;
         }
         if is_inbound {
-            return Some(because(IdleCause::OtherWorkloads));
+            return Some(because(NoEffectCause::OtherWorkloads));
         }
         let mut own = None;
         for (other, port) in &destinations.others {
@@ -346,7 +346,7 @@ impl Idle {
             let theirs = if is_balancing { balancing } else { outlier_detection };
             own = Some(theirs.filter(|name| *name != policy.name)?);
         }
-        own.map(|own| because(IdleCause::OwnPolicies(own)))
+        own.map(|own| because(NoEffectCause::OwnPolicies(own)))
     }
 
     /// The reason that tag rules have no effect at a port where they are in force; `None` if they have one.
@@ -354,7 +354,7 @@ impl Idle {
         effects: TagEffects,
         service: &ServiceName,
         port: u16,
-        around: &impl Surroundings<'a>,
+        around: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         let TagEffects { by_request, by_caller, marks } = effects;
         let side = if marks { PolicySide::Server } else { PolicySide::Client };
@@ -369,9 +369,9 @@ impl Idle {
             return None;
         }
         let cause = match destinations.others.is_empty() {
-            true => IdleCause::NoTraffic,
-            false if by_request || by_caller => IdleCause::OtherEndpoints,
-            false => IdleCause::OtherWorkloads,
+            true => NoEffectCause::NoTraffic,
+            false if by_request || by_caller => NoEffectCause::OtherEndpoints,
+            false => NoEffectCause::OtherWorkloads,
         };
         Some(destinations.idle_reason(service, cause))
     }
@@ -380,12 +380,12 @@ impl Idle {
     /// precedes one about ports.
     pub fn of_all_retries<'a, 'b>(
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
-        around: &impl Surroundings<'a>,
+        around: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         let mut found: Option<Self> = None;
         for place in ports {
             let idle = Self::of_retries(place.0, place.1, around)?;
-            let is_about_port = |it: &Self| matches!(it.cause, IdleCause::NoRequests(..));
+            let is_about_port = |it: &Self| matches!(it.cause, NoEffectCause::NoRequests(..));
             if found.as_ref().is_none_or(is_about_port) {
                 found = Some(idle);
             }
@@ -398,29 +398,29 @@ impl Idle {
     fn of_retries<'a>(
         service: &ServiceName,
         port: u16,
-        around: &impl Surroundings<'a>,
+        around: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         if !around.sees_requests(service, port, PolicySide::Client) {
             return Some(Self::without_requests(service, port, PolicySide::Client));
         }
         let destinations = around.port_destinations(service, port);
         let cause = match () {
-            () if !destinations.own && destinations.others.is_empty() => IdleCause::NoTraffic,
-            () if destinations.own_retries => IdleCause::OwnRetries,
+            () if !destinations.own && destinations.others.is_empty() => NoEffectCause::NoTraffic,
+            () if destinations.own_retries => NoEffectCause::OwnRetries,
             () => return None,
         };
         Some(destinations.idle_reason(service, cause))
     }
 
     fn without_requests(service: &ServiceName, port: u16, side: PolicySide) -> Self {
-        let cause = IdleCause::NoRequests(port, side);
+        let cause = NoEffectCause::NoRequests(port, side);
         Destinations::default().idle_reason(service, cause)
     }
 }
 
 impl Destinations {
-    fn idle_reason(&self, service: &ServiceName, cause: IdleCause) -> Idle {
-        Idle {
+    fn idle_reason(&self, service: &ServiceName, cause: NoEffectCause) -> NoEffect {
+        NoEffect {
             service: service.clone(),
             routes: self.routes.clone(),
             others: self.others.iter().map(|(other, _)| other.clone()).collect(),

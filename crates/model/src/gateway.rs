@@ -63,12 +63,12 @@ pub struct GatewayPort {
     /// The port number, 1 to 65535.
     pub port: u16,
     /// The traffic that it serves.
-    pub serves: Serves,
+    pub serves: GatewayPortRules,
 }
 
 /// The traffic that a gateway port serves.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Serves {
+pub enum GatewayPortRules {
     /// HTTP/1.1, and HTTP/2 with prior knowledge.
     Http(Vec<GatewayListener>),
     /// The same over TLS terminated at the gateway.
@@ -79,7 +79,7 @@ pub enum Serves {
     Tcp(TcpRule),
 }
 
-impl Serves {
+impl GatewayPortRules {
     /// The backends of its rules, including mirrors.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let (listeners, tls, tcp): (&[GatewayListener], &[TlsRule], Option<&TcpRule>) = match self {

@@ -6,7 +6,7 @@ use crate::service_policy::ServicePolicyName;
 
 /// The hedging of requests to a port, and the policy that sets it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Hedging {
+pub struct PortHedging {
     /// The policy.
     pub policy: ServicePolicyName,
     /// Its setting.

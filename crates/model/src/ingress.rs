@@ -97,12 +97,12 @@ pub struct IngressBackend {
     /// The workload port, not the service port.
     pub port: u16,
     /// The protocol of clients.
-    pub entry: Entry,
+    pub protocol: IngressProtocol,
 }
 
 /// The protocol of external clients.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Entry {
+pub enum IngressProtocol {
     /// HTTP in plaintext.
     Http,
     /// gRPC in plaintext.
@@ -112,13 +112,13 @@ pub enum Entry {
     /// HTTP over TLS.
     Https {
         /// The client certificate requirement.
-        proof: Proof,
+        client_certificate: ClientCertificateMode,
         /// The accepted server names; any when empty.
         server_names: Vec<String>,
     },
 }
 
-impl Entry {
+impl IngressProtocol {
     /// True if clients connect without TLS of the mesh.
     #[must_use]
     pub fn is_clear(&self) -> bool {
@@ -128,7 +128,7 @@ impl Entry {
 
 /// The client certificate requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Proof {
+pub enum ClientCertificateMode {
     /// A certificate of the mesh is required, and identifies the client.
     Required,
     /// No certificate is required.
@@ -167,13 +167,13 @@ impl IngressSource {
 
 /// An ingress rule: one port that a policy opens, as sent to the workload's sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Opening {
+pub struct IngressRule {
     /// The policy.
     pub policy: IngressName,
     /// The port of the application.
     pub port: u16,
     /// The protocol of clients.
-    pub entry: Entry,
+    pub protocol: IngressProtocol,
     /// The allowed client addresses; any when absent.
     pub ranges: Option<Vec<IpRange>>,
     /// The allowed accounts, any of these, if a certificate is required.

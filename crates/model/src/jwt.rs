@@ -14,18 +14,18 @@ pub struct JwtValidation {
     /// The accepted issuers; at least one, each name once.
     pub issuers: Vec<JwtIssuer>,
     /// The requests that must carry a token.
-    pub required: Required,
+    pub required: TokenRequirement,
 }
 
 /// The requests that must carry a token. A request with an invalid token is always denied.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Required {
+pub enum TokenRequirement {
     /// None.
     Never,
     /// All.
     Always,
     /// Any of these; at least one.
-    Of(Vec<RequestMatch>),
+    Matching(Vec<RequestMatch>),
 }
 
 /// An issuer of tokens.
@@ -38,7 +38,7 @@ pub struct JwtIssuer {
     /// Its public keys.
     pub keys: IssuerKeys,
     /// The locations of the token in requests; at least one.
-    pub places: Vec<JwtPlace>,
+    pub locations: Vec<JwtLocation>,
     /// The tolerated clock skew.
     pub clock_skew: Duration,
     /// True if tokens without an expiration time are rejected.
@@ -138,7 +138,7 @@ impl fmt::Display for KeySource {
 
 /// The location of a token in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum JwtPlace {
+pub enum JwtLocation {
     /// A header, after a prefix such as `Bearer `.
     Header {
         /// Its name, in lower case.

@@ -8,11 +8,12 @@ pub mod action;
 pub mod address_class;
 pub mod address_entry;
 pub mod balancing;
-pub mod breaker;
 pub mod change;
 pub mod check_service;
+pub mod circuit_breaker;
 pub mod client_ranges;
 pub mod collector;
+pub mod conflict_status;
 pub mod conflicts;
 pub mod cors;
 pub mod dns_record;
@@ -34,7 +35,7 @@ pub mod jwt;
 pub mod log_template;
 pub mod mesh;
 pub mod name;
-pub mod persistence;
+pub mod observability;
 pub mod policy;
 pub mod rate_limit;
 pub mod reason;
@@ -46,10 +47,9 @@ pub mod rule_kind;
 pub mod server;
 pub mod service;
 pub mod service_policy;
+pub mod session_persistence;
 pub mod sidecar_facts;
-pub mod sight;
 pub mod snapshot;
-pub mod standing;
 pub mod tag;
 pub mod tap;
 pub mod tcp_rule;
@@ -68,60 +68,67 @@ pub use action::{
 };
 pub use address_class::AddressClass;
 pub use address_entry::{AddressEntry, AddressPort};
-pub use balancing::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
-pub use breaker::{Breaker, CircuitBreaker, CircuitLimits, FixedResponse, Slow, TooMany, Trip};
+pub use balancing::{BalanceAlgorithm, HashKey, LoadBalancing, PortLoadBalancing, SlowStart};
 pub use change::{Change, Object, ObjectKey};
 pub use check_service::{
-    Authorization, CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue,
-    FailureMode, GlobalLimit, Guard, LongerBody, PortGuard, ShownBody,
+    Authorization, BodyExcerpt, CheckService, CheckServiceAddress, Descriptor, DescriptorEntry,
+    DescriptorValue, FailureMode, GlobalLimit, LongBodyAction, PortCheck, RequestCheck,
+};
+pub use circuit_breaker::{
+    CircuitBreaker, CircuitLimits, FailureThreshold, FixedResponse, PortCircuitBreaker,
+    SlowRequests, TripConditions,
 };
 pub use client_ranges::ClientRanges;
 pub use collector::{Collector, CollectorProtocol, Signal};
+pub use conflict_status::ConflictStatus;
 pub use conflicts::first_because;
-pub use cors::{AnyOf, Cors, InvalidOrigin, OriginPattern};
+pub use cors::{AllowedWords, Cors, InvalidOrigin, OriginPattern};
 pub use dns_record::DnsRecord;
 pub use egress::{EgressPolicy, EgressPort, EgressRule, MatchedBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use external_principal::{
-    AccessCert, BadSubject, ExternalPrincipalId, Sponsor, check_subject, domain_prefix,
+    AccessCert, BadSubject, ExternalPrincipalId, SubjectScope, check_subject, domain_prefix,
 };
-pub use fault::{Abort, Delay, FaultRule, Faults};
-pub use floor::{Floor, Overruled, repository_of};
+pub use fault::{FaultAbort, FaultDelay, FaultRule, PortFaults};
+pub use floor::{Floor, OverriddenSetting, repository_of};
 pub use forwarding::{
-    AttachedRoutes, Destinations, Idle, IdleCause, PolicySide, Surroundings, TagEffects,
+    AttachedRoutes, Destinations, NoEffect, NoEffectCause, PolicyContext, PolicySide, TagEffects,
     no_requests,
 };
 pub use gateway::{
     GATEWAY_ACCOUNT_PREFIX, GATEWAY_LABEL, Gateway, GatewayCertificate, GatewayListener,
-    GatewayPort, HostRules, Serves, gateway_account, is_proxy_of,
+    GatewayPort, GatewayPortRules, HostRules, gateway_account, is_proxy_of,
 };
 pub use grant::{GrantedRoutes, ReferenceGrant};
 pub use health_check::{HealthCheck, HealthProbe};
-pub use hedging::{HedgeRule, Hedging};
+pub use hedging::{HedgeRule, PortHedging};
 pub use identity::{ServiceAccount, SpiffeId, TrustDomain};
 pub use ingress::{
-    Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, Opening, Proof,
+    ClientCertificateMode, IngressBackend, IngressKind, IngressName, IngressPolicy,
+    IngressProtocol, IngressRule, IngressSource,
 };
 pub use instance::{Instance, InvalidInstance, Uid};
 pub use ip_range::{InvalidIpRange, IpRange};
 pub use jwt::{
-    ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, KeyServer, KeySource,
-    Required,
+    ClaimHeader, ClaimMatch, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, KeyServer,
+    KeySource, TokenRequirement,
 };
 pub use log_template::{InvalidTemplate, LOG_FIELDS, LogPart, LogTemplate, TEMPLATE_BYTES_MAX};
-pub use mesh::{Admission, DefaultPolicy, Egress, MeshConfig, MtlsMode};
+pub use mesh::{AdmissionSettings, DefaultPolicy, Egress, MeshConfig, MtlsMode};
 pub use name::{
     GatewayName, GrantName, InvalidName, Name, PolicyName, RouteGroupName, RouteName, SecretName,
     ServiceName, TagRouteName, TcpRouteName, WorkloadName,
 };
-pub use persistence::{Carries, Persistence};
+pub use observability::{
+    AccessLog, LogFormat, MetricsPush, Observability, PropagationFormat, Sampling, Tracing,
+};
 pub use policy::{
     Access, AccessRule, HttpRouteGroup, NamedMatch, PortSet, TargetRule, TcpRoute, TrafficTarget,
 };
 pub use rate_limit::{
     AdaptiveConcurrency, Concurrency, PortLimits, Rate, RateLimitKey, RateLimits, RateRule,
 };
-pub use reason::{REASON_FIELD, Reason, Retry, Side};
+pub use reason::{FailureSide, REASON_FIELD, Reason, RetryCondition};
 pub use request_need::RequestNeed;
 pub use retry_policy::{RetryPolicy, ServiceRetry};
 pub use revocation::{Revocations, RevokedWorkload};
@@ -131,27 +138,26 @@ pub use route::{
 };
 pub use rule_kind::RuleKind;
 pub use server::{InvalidEndpoint, Server};
-pub use service::{Families, Protocol, Service, ServicePort, TargetPort, is_server_first};
+pub use service::{IpFamilies, Protocol, Service, ServicePort, TargetPort, is_server_first};
 pub use service_policy::{
-    Closeness, EjectionTime, FailureClasses, FailureRate, OutlierAlgorithm, OutlierDetection,
-    PolicyScope, PortOutlierDetection, SermantCommon, SermantConfig, SermantRemoval, SermantRule,
-    ServicePolicy, ServicePolicyKind, ServicePolicyName, ServiceRule, TrafficPolicy,
+    EjectionTime, FailureClasses, FailureRate, OutlierAlgorithm, OutlierDetection, PolicyScope,
+    PortOutlierDetection, SermantCommon, SermantConfig, SermantRemoval, SermantRule, ServicePolicy,
+    ServicePolicyKind, ServicePolicyName, ServiceRule, Specificity, TrafficPolicy,
 };
+pub use session_persistence::{PersistenceType, SessionPersistence};
 pub use sidecar_facts::{
     DISCONNECTED_MAX, PlaintextClient, REJECTED_CLIENTS_MAX, RejectedClient, SidecarConnections,
     SidecarFacts,
 };
-pub use sight::{AccessLog, ContextForm, LogForm, MetricsPush, Sampling, Sight, Tracing};
-pub use snapshot::{PortView, Reach, ServiceView, Snapshot, WorkloadPlan};
-pub use standing::Standing;
+pub use snapshot::{ClientAuthorization, PortConfig, ServiceConfig, Snapshot, WorkloadConfig};
 pub use tag::{
-    Caller, CallerRule, Callers, FallbackPolicy, FieldTest, Lane, LaneMark, LaneRule,
-    NumberRelation, Quorum, Repeated, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules,
-    Sticky, TagDialect, TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit,
-    TagTarget, TagValue, TextRelation, ValueTest, Weights,
+    CallerAttributes, CallerMatch, CallerRule, FallbackPolicy, FieldTest, Lane, LaneMark, LaneRule,
+    NumberRelation, Quorum, RepeatedHeader, RuleOrigin, STEMS_MAX, SermantRouteRule, SermantRules,
+    StickyKey, TagDialect, TagMatch, TagRoute, TagRule, TagRules, TagScope, TagSet, TagSplit,
+    TagTarget, TagValue, TextRelation, ValueTest, WeightUnit,
 };
 pub use tap::{
-    StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapMatcher, TapSide, Tappable,
+    StatusRange, TAP_PER_SECOND_MAX, TAP_TEXT_BYTES_MAX, Tap, TapMatcher, TapSide, TappedRequest,
 };
 pub use tcp_rule::{GatewayTcpRoute, TcpRule};
 pub use tls_route::{HostPattern, InvalidHostPattern, TlsRoute, TlsRule};

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use crate::floor::{Floor, Overruled};
+use crate::floor::{Floor, OverriddenSetting};
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
+use crate::observability::Observability;
 use crate::revocation::RevokedWorkload;
-use crate::sight::Sight;
 use crate::workload::Workload;
 
 /// Mesh-wide settings, a singleton.
@@ -22,12 +22,12 @@ pub struct MeshConfig {
     /// Revoked workloads of other accounts.
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
     /// The settings of namespaces; workloads may override them.
-    pub namespaces: BTreeMap<Name, Admission>,
+    pub namespaces: BTreeMap<Name, AdmissionSettings>,
     /// The namespaces in `namespaces` that are set by annotations of a Namespace only. A cluster registry sets
     /// them.
     pub annotated: BTreeSet<Name>,
     /// The observability settings.
-    pub sight: Box<Sight>,
+    pub observability: Box<Observability>,
     /// The default treatment of connections to external destinations.
     pub egress: Egress,
     /// While `egress` is `deny`, the same for connections to the Kubernetes API server.
@@ -42,7 +42,7 @@ pub struct MeshConfig {
 
 /// The admission settings of a namespace or a workload; absent fields are inherited from the next larger scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Admission {
+pub struct AdmissionSettings {
     /// The default policy.
     pub default_policy: Option<DefaultPolicy>,
     /// The mutual TLS mode.
@@ -90,7 +90,11 @@ impl MeshConfig {
 
     /// The settings of a namespace, or of a workload in it, that the floor overrules.
     #[must_use]
-    pub fn overruled_in(&self, namespace: &Name, wanted: Admission) -> Vec<Overruled> {
+    pub fn overruled_in(
+        &self,
+        namespace: &Name,
+        wanted: AdmissionSettings,
+    ) -> Vec<OverriddenSetting> {
         self.floor_in(namespace).map(|floor| floor.overruled_settings(wanted)).unwrap_or_default()
     }
 
@@ -117,7 +121,7 @@ impl Default for MeshConfig {
             revoked_workloads: BTreeSet::new(),
             namespaces: BTreeMap::new(),
             annotated: BTreeSet::new(),
-            sight: Box::default(),
+            observability: Box::default(),
             egress: Egress::default(),
             api_server_egress: Egress::default(),
             api_server: BTreeSet::new(),

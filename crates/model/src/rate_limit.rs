@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::access_policy::PeerMatch;
-use crate::breaker::FixedResponse;
 use crate::check_service::GlobalLimit;
+use crate::circuit_breaker::FixedResponse;
 use crate::identity::ServiceAccount;
 use crate::route::RequestMatch;
 use crate::service_policy::ServicePolicyName;

@@ -6,7 +6,7 @@ pub const REASON_FIELD: &str = "leno-reason";
 
 /// The party at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Side {
+pub enum FailureSide {
     /// The client of this sidecar.
     Downstream,
     /// This sidecar, its rules or its limits.
@@ -17,7 +17,7 @@ pub enum Side {
 
 /// The conditions under which another endpoint may be tried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Retry {
+pub enum RetryCondition {
     /// The same response is expected again, or the request may have taken effect.
     Never,
     /// Only if no part of the request reached the application, or the request is idempotent and complete.
@@ -60,14 +60,14 @@ macro_rules! reasons {
 
             /// The party at fault.
             #[must_use]
-            pub const fn side(self) -> Side {
-                match self { $(Self::$variant => Side::$side,)+ }
+            pub const fn side(self) -> FailureSide {
+                match self { $(Self::$variant => FailureSide::$side,)+ }
             }
 
             /// The conditions under which another endpoint may be tried.
             #[must_use]
-            pub const fn retry(self) -> Retry {
-                match self { $(Self::$variant => Retry::$retry,)+ }
+            pub const fn retry(self) -> RetryCondition {
+                match self { $(Self::$variant => RetryCondition::$retry,)+ }
             }
 
             /// True if a sidecar rejected the request or connection itself: by a policy, a limit, a route, or
@@ -75,9 +75,9 @@ macro_rules! reasons {
             #[must_use]
             pub const fn is_rejection(self) -> bool {
                 match self.side() {
-                    Side::Mesh => true,
-                    Side::Upstream => false,
-                    Side::Downstream => !matches!(
+                    FailureSide::Mesh => true,
+                    FailureSide::Upstream => false,
+                    FailureSide::Downstream => !matches!(
                         self,
                         Self::HeadTimeout
                             | Self::BodyStalled
@@ -306,8 +306,8 @@ mod tests {
     #[test]
     fn only_what_never_left_may_be_sent_again_unconditionally() {
         for reason in Reason::ALL {
-            if reason.retry() == Retry::Always {
-                assert_eq!(reason.side(), Side::Upstream, "{reason:?}");
+            if reason.retry() == RetryCondition::Always {
+                assert_eq!(reason.side(), FailureSide::Upstream, "{reason:?}");
             }
         }
     }
@@ -387,9 +387,9 @@ mod tests {
     fn a_code_says_whose_fault_it_is_and_is_read_in_any_case() {
         for reason in Reason::ALL {
             let of_side = match reason.side() {
-                Side::Downstream => "E1",
-                Side::Upstream => "E2",
-                Side::Mesh => "E3",
+                FailureSide::Downstream => "E1",
+                FailureSide::Upstream => "E2",
+                FailureSide::Mesh => "E3",
             };
             let code = reason.code();
             assert!(code.len() == 5 && code.starts_with(of_side), "{reason:?}: {code}");

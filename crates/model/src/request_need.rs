@@ -2,17 +2,17 @@
 
 use crate::access_policy::{PolicyAction, PolicyRule};
 use crate::balancing::{HashKey, LoadBalancing};
-use crate::breaker::{CircuitBreaker, CircuitLimits, FixedResponse, Trip};
-use crate::check_service::Guard;
-use crate::fault::Faults;
-use crate::jwt::Required;
+use crate::check_service::RequestCheck;
+use crate::circuit_breaker::{CircuitBreaker, CircuitLimits, FixedResponse, TripConditions};
+use crate::fault::PortFaults;
+use crate::jwt::TokenRequirement;
 use crate::rate_limit::RateLimits;
 use crate::service::Protocol;
 use crate::service_policy::{
     FailureClasses, OutlierAlgorithm, OutlierDetection, PortOutlierDetection, ServicePolicyName,
     ServiceRule,
 };
-use crate::snapshot::WorkloadPlan;
+use crate::snapshot::WorkloadConfig;
 
 /// The traffic that a policy must see to be enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub enum RequestNeed {
     None,
     /// Requests, at ports where opaque bytes may contain some. A port that is declared `TCP` has none: bytes
     /// that begin like HTTP are rejected there.
-    WhereSpoken,
+    IfSupported,
     /// Requests only, at any port: each must be authenticated.
     Always,
 }
@@ -32,7 +32,7 @@ impl RequestNeed {
     pub const fn rejects_bytes(self, declared: Protocol) -> bool {
         match self {
             Self::None => false,
-            Self::WhereSpoken => !matches!(declared, Protocol::Tcp),
+            Self::IfSupported => !matches!(declared, Protocol::Tcp),
             Self::Always => true,
         }
     }
@@ -45,8 +45,8 @@ impl ServiceRule {
         match self {
             Self::RateLimit(limits) => limits.request_need(),
             Self::UpstreamTrafficSetting(both) => both.1.request_need(),
-            Self::FaultInjection(_) => Faults::REQUEST_NEED,
-            Self::Guard(guard) => guard.request_need(),
+            Self::FaultInjection(_) => PortFaults::REQUEST_NEED,
+            Self::RequestCheck(guard) => guard.request_need(),
             // These limit, balance and retry the client's own requests.
             Self::OutlierDetection(_)
             | Self::SermantRemoval(_)
@@ -71,7 +71,7 @@ impl ServiceRule {
             Self::RateLimit(limits) => limits.connections.is_some(),
             Self::LoadBalancing(rule) => rule.acts_on_connections(),
             Self::FaultInjection(_) | Self::Hedging(_) => false,
-            Self::Guard(guard) => guard.request_need() == RequestNeed::Always,
+            Self::RequestCheck(guard) => guard.request_need() == RequestNeed::Always,
         }
     }
 }
@@ -105,7 +105,7 @@ impl CircuitBreaker {
     /// True if the circuit breaker has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
-        let opens = |trip: &Trip| trip.failures.has_connections() || trip.slow.is_some();
+        let opens = |trip: &TripConditions| trip.failures.has_connections() || trip.slow.is_some();
         self.limits.connections.is_some()
             || self.connect_timeout.is_some()
             || self.trip.as_ref().is_some_and(opens)
@@ -132,9 +132,9 @@ impl LoadBalancing {
     }
 }
 
-impl Faults {
+impl PortFaults {
     /// The need of faults, at the sidecar of the client.
-    pub const REQUEST_NEED: RequestNeed = RequestNeed::WhereSpoken;
+    pub const REQUEST_NEED: RequestNeed = RequestNeed::IfSupported;
 }
 
 impl RateLimits {
@@ -144,19 +144,21 @@ impl RateLimits {
         let Self { connections: _, rules, concurrency, global } = self;
         match rules.is_empty() && concurrency.is_none() && global.is_none() {
             true => RequestNeed::None,
-            false => RequestNeed::WhereSpoken,
+            false => RequestNeed::IfSupported,
         }
     }
 }
 
-impl Guard {
+impl RequestCheck {
     /// The need of an external authorization or token policy. Optional tokens are verified, and forged claim
     /// headers removed, only in requests.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
             Self::Authorization(_) => RequestNeed::Always,
-            Self::Tokens(tokens) if tokens.required == Required::Never => RequestNeed::WhereSpoken,
+            Self::Tokens(tokens) if tokens.required == TokenRequirement::Never => {
+                RequestNeed::IfSupported
+            }
             Self::Tokens(_) => RequestNeed::Always,
         }
     }
@@ -167,13 +169,13 @@ impl PolicyRule {
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self.action == PolicyAction::Deny && self.is_about_requests() {
-            true => RequestNeed::WhereSpoken,
+            true => RequestNeed::IfSupported,
             false => RequestNeed::None,
         }
     }
 }
 
-impl WorkloadPlan {
+impl WorkloadConfig {
     /// The declared protocol of a port.
     #[must_use]
     pub fn declared_protocol(&self, port: u16) -> Protocol {
@@ -200,8 +202,8 @@ impl WorkloadPlan {
 
     /// The needs of all policies of a port.
     fn request_needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
-        let guards = self.guards.get(&port).into_iter().flatten();
-        let guards = guards.map(|guard| (guard.guard.request_need(), &guard.policy));
+        let guards = self.request_checks.get(&port).into_iter().flatten();
+        let guards = guards.map(|guard| (guard.check.request_need(), &guard.policy));
         let limits = self.limits.get(&port).into_iter().flatten();
         let limits = limits.map(|limit| (limit.limits.request_need(), &limit.policy));
         guards.chain(limits)

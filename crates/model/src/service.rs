@@ -21,12 +21,12 @@ pub struct Service {
     /// True if workloads that are not ready are endpoints too.
     pub unready: bool,
     /// The IP families of the workload addresses that its name resolves to, if it has none of its own.
-    pub families: Families,
+    pub families: IpFamilies,
 }
 
 /// IP families.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Families {
+pub enum IpFamilies {
     /// IPv4 only.
     V4,
     /// IPv6 only.
@@ -36,7 +36,7 @@ pub enum Families {
     Both,
 }
 
-impl Families {
+impl IpFamilies {
     /// True if an address is of one of the families.
     #[must_use]
     pub const fn includes_address(self, address: IpAddr) -> bool {

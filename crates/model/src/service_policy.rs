@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::balancing::{Balancing, LoadBalancing};
-use crate::breaker::{Breaker, CircuitBreaker};
-use crate::check_service::Guard;
-use crate::fault::{FaultRule, Faults};
+use crate::balancing::{LoadBalancing, PortLoadBalancing};
+use crate::check_service::RequestCheck;
+use crate::circuit_breaker::{CircuitBreaker, PortCircuitBreaker};
+use crate::fault::{FaultRule, PortFaults};
 use crate::health_check::HealthCheck;
-use crate::hedging::{HedgeRule, Hedging};
+use crate::hedging::{HedgeRule, PortHedging};
 use crate::name::{InvalidName, Name, ServiceName};
 use crate::rate_limit::{PortLimits, RateLimits};
 use crate::route::RouteParent;
@@ -35,17 +35,17 @@ impl ServicePolicy {
 
     /// Its specificity for a port; `None` if it is not attached.
     #[must_use]
-    pub fn closeness(&self, service: &ServiceName, port: u16) -> Option<Closeness> {
+    pub fn closeness(&self, service: &ServiceName, port: u16) -> Option<Specificity> {
         if self.name.namespace != service.namespace {
             return None;
         }
         match &self.scope {
-            PolicyScope::Namespace => Some(Closeness::Namespace),
+            PolicyScope::Namespace => Some(Specificity::Namespace),
             PolicyScope::Services(parents) => {
                 let parents = parents.iter().filter(|parent| parent.service == *service);
                 let closeness = parents.filter_map(|parent| match parent.port {
-                    None => Some(Closeness::Service),
-                    Some(number) => (number == port).then_some(Closeness::Port),
+                    None => Some(Specificity::Service),
+                    Some(number) => (number == port).then_some(Specificity::Port),
                 });
                 closeness.max()
             }
@@ -55,7 +55,7 @@ impl ServicePolicy {
 
 /// The specificity of a policy for a port; of the policies of one kind, the most specific applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Closeness {
+pub enum Specificity {
     /// Attached to all services of the namespace.
     Namespace,
     /// Attached to the service.
@@ -189,7 +189,7 @@ pub enum ServiceRule {
     /// Both; at least one of them is set.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
     /// External authorization or JWT validation.
-    Guard(Guard),
+    RequestCheck(RequestCheck),
 }
 
 impl ServiceRule {
@@ -222,13 +222,13 @@ pub struct TrafficPolicy {
     /// Outlier detection.
     pub outlier_detection: Option<PortOutlierDetection>,
     /// Circuit breaking.
-    pub breaker: Option<Breaker>,
+    pub breaker: Option<PortCircuitBreaker>,
     /// Fault injection.
-    pub faults: Option<Faults>,
+    pub faults: Option<PortFaults>,
     /// Load balancing; the default when absent.
-    pub balancing: Option<Balancing>,
+    pub balancing: Option<PortLoadBalancing>,
     /// Request hedging; none when absent.
-    pub hedging: Option<Hedging>,
+    pub hedging: Option<PortHedging>,
 }
 
 impl TrafficPolicy {
@@ -260,16 +260,18 @@ impl TrafficPolicy {
                 Some(PortOutlierDetection { policy: policy.name.clone(), algorithm });
         }
         if let (None, Some(rule)) = (&self.breaker, policy.rule.circuit_breaker()) {
-            self.breaker = Some(Breaker { policy: policy.name.clone(), rule: rule.clone() });
+            self.breaker =
+                Some(PortCircuitBreaker { policy: policy.name.clone(), rule: rule.clone() });
         }
         if let (None, ServiceRule::FaultInjection(rules)) = (&self.faults, &policy.rule) {
-            self.faults = Some(Faults { policy: policy.name.clone(), rules: rules.clone() });
+            self.faults = Some(PortFaults { policy: policy.name.clone(), rules: rules.clone() });
         }
         if let (None, ServiceRule::LoadBalancing(rule)) = (&self.balancing, &policy.rule) {
-            self.balancing = Some(Balancing { policy: policy.name.clone(), rule: rule.clone() });
+            self.balancing =
+                Some(PortLoadBalancing { policy: policy.name.clone(), rule: rule.clone() });
         }
         if let (None, ServiceRule::Hedging(rule)) = (&self.hedging, &policy.rule) {
-            self.hedging = Some(Hedging { policy: policy.name.clone(), rule: rule.clone() });
+            self.hedging = Some(PortHedging { policy: policy.name.clone(), rule: rule.clone() });
         }
     }
 

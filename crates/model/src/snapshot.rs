@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use crate::access_policy::InboundPolicy;
 use crate::address_entry::AddressEntry;
-use crate::check_service::PortGuard;
+use crate::check_service::PortCheck;
 use crate::dns_record::DnsRecord;
 use crate::egress::EgressRule;
 use crate::endpoint::Endpoint;
 use crate::gateway::Gateway;
 use crate::identity::{ServiceAccount, TrustDomain};
-use crate::ingress::Opening;
+use crate::ingress::IngressRule;
 use crate::mesh::{Egress, MtlsMode};
 use crate::name::{Name, ServiceName, WorkloadName};
+use crate::observability::Observability;
 use crate::policy::Access;
 use crate::rate_limit::PortLimits;
 use crate::retry_policy::ServiceRetry;
@@ -22,8 +23,7 @@ use crate::revocation::RevokedWorkload;
 use crate::route::{RouteRule, WeightedBackend};
 use crate::service::Protocol;
 use crate::service_policy::TrafficPolicy;
-use crate::sight::Sight;
-use crate::tag::{Caller, LaneRule, TagRules};
+use crate::tag::{CallerAttributes, LaneRule, TagRules};
 use crate::tcp_rule::TcpRule;
 use crate::tls_route::TlsRule;
 use crate::workload::{OutboundListener, WorkloadPort};
@@ -32,9 +32,9 @@ use crate::workload::{OutboundListener, WorkloadPort};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The configuration of the sidecar's own workload.
-    pub plan: Arc<WorkloadPlan>,
+    pub config: Arc<WorkloadConfig>,
     /// The services that it uses, and the backends in their routes.
-    pub services: BTreeMap<ServiceName, Arc<ServiceView>>,
+    pub services: BTreeMap<ServiceName, Arc<ServiceConfig>>,
     /// The address entries that it queried.
     pub addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
     /// The DNS records that it queried.
@@ -43,7 +43,7 @@ pub struct Snapshot {
 
 /// The configuration of a sidecar's own workload: its listeners and the rules for inbound traffic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct WorkloadPlan {
+pub struct WorkloadConfig {
     /// The workload.
     pub workload: WorkloadName,
     /// The account that it runs under.
@@ -55,7 +55,7 @@ pub struct WorkloadPlan {
     /// The application's ports.
     pub ports: Vec<WorkloadPort>,
     /// The service label of each port in metrics, by port number.
-    pub served: BTreeMap<u16, ServiceName>,
+    pub port_services: BTreeMap<u16, ServiceName>,
     /// Fixed outbound listeners.
     pub outbound_listeners: Vec<OutboundListener>,
     /// Inbound authorization.
@@ -67,7 +67,7 @@ pub struct WorkloadPlan {
     /// The current CA generation; certificates of other ones are renewed. 0 if none is to be renewed.
     pub ca_generation: u64,
     /// The attributes of the workload that tag rules use.
-    pub caller: Caller,
+    pub caller: CallerAttributes,
     /// The lane marks of requests at the application ports, in order of precedence.
     pub lanes: BTreeMap<u16, Vec<LaneRule>>,
     /// Inbound access policies.
@@ -75,7 +75,7 @@ pub struct WorkloadPlan {
     /// The rate limits of the application ports; all listed policies apply.
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
     /// The observability settings.
-    pub sight: Sight,
+    pub observability: Observability,
     /// The treatment of connections to external destinations.
     pub egress: Egress,
     /// The treatment of inbound connections without mutual TLS.
@@ -83,16 +83,16 @@ pub struct WorkloadPlan {
     /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<Gateway>>,
     /// Ingress rules for external clients.
-    pub openings: Vec<Opening>,
+    pub ingress_rules: Vec<IngressRule>,
     /// Egress rules: allowed external destinations while egress is denied.
     pub egress_rules: Vec<EgressRule>,
     /// External authorization and token policies of the application ports.
-    pub guards: BTreeMap<u16, Vec<PortGuard>>,
+    pub request_checks: BTreeMap<u16, Vec<PortCheck>>,
     /// Retry settings by destination, for requests without retry settings in their route.
     pub retries: BTreeMap<ServiceName, ServiceRetry>,
 }
 
-impl WorkloadPlan {
+impl WorkloadConfig {
     /// The configuration of a workload with only an identity, an application address and inbound authorization;
     /// all else has defaults.
     #[must_use]
@@ -109,23 +109,23 @@ impl WorkloadPlan {
             trust_domain,
             address,
             ports: Vec::new(),
-            served: BTreeMap::new(),
+            port_services: BTreeMap::new(),
             outbound_listeners: Vec::new(),
             access,
             revoked: BTreeSet::new(),
             revoked_workloads: BTreeSet::new(),
             ca_generation: 0,
-            caller: Caller::default(),
+            caller: CallerAttributes::default(),
             lanes: BTreeMap::new(),
             inbound: InboundPolicy::default(),
             limits: BTreeMap::new(),
-            sight: Sight::default(),
+            observability: Observability::default(),
             egress: Egress::default(),
             mtls: MtlsMode::default(),
             gateway: None,
-            openings: Vec::new(),
+            ingress_rules: Vec::new(),
             egress_rules: Vec::new(),
-            guards: BTreeMap::new(),
+            request_checks: BTreeMap::new(),
             retries: BTreeMap::new(),
         }
     }
@@ -133,13 +133,13 @@ impl WorkloadPlan {
 
 /// A service as configured for one client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ServiceView {
+pub struct ServiceConfig {
     /// Its name.
     pub name: ServiceName,
     /// Client authorization: the permission of this client to call the service.
-    pub reach: Reach,
+    pub client_authorization: ClientAuthorization,
     /// Its ports, by number; empty if the client may not call it.
-    pub ports: BTreeMap<u16, PortView>,
+    pub ports: BTreeMap<u16, PortConfig>,
     /// True while requests without an endpoint wait, for a bounded time: a workload of the service changed a
     /// moment ago, and its sidecar is expected to connect with the new port or account.
     pub awaited: bool,
@@ -147,7 +147,7 @@ pub struct ServiceView {
 
 /// The permission of a client to call a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reach {
+pub enum ClientAuthorization {
     /// Allowed; the destination still authorizes each request.
     Allowed,
     /// Denied: no policy lists this client as a source. Nothing is sent, and the client gets a 403.
@@ -156,7 +156,7 @@ pub enum Reach {
 
 /// A service port as configured for one client.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct PortView {
+pub struct PortConfig {
     /// Its name in the service, if any.
     pub name: Option<Name>,
     /// The protocol.
@@ -178,7 +178,7 @@ pub struct PortView {
     pub tcp_rule: Option<TcpRule>,
 }
 
-impl PortView {
+impl PortConfig {
     /// The backends of its rules: further services that a client needs.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         let rules = self.rules.iter().map(|rule| &rule.backends);

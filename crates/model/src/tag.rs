@@ -164,7 +164,7 @@ pub struct TagRule {
     /// The precedence; rules with a greater one are evaluated first.
     pub precedence: i32,
     /// The matching callers.
-    pub from: Callers,
+    pub from: CallerMatch,
     /// The conditions on the request.
     pub matches: TagMatch,
     /// The sets of instances that receive the requests.
@@ -175,7 +175,7 @@ pub struct TagRule {
     /// empty.
     pub fallback_policy: Vec<FallbackPolicy>,
     /// The key that pins a client to a target; the choice is random when absent.
-    pub sticky: Option<Sticky>,
+    pub sticky: Option<StickyKey>,
 }
 
 /// Weighted sets of instances.
@@ -184,12 +184,12 @@ pub struct TagSplit {
     /// The sets.
     pub targets: Vec<TagTarget>,
     /// The unit of the weights.
-    pub weights: Weights,
+    pub weights: WeightUnit,
 }
 
 /// The unit of the weights of a split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Weights {
+pub enum WeightUnit {
     /// Relative to their sum.
     #[default]
     Relative,
@@ -240,7 +240,7 @@ pub enum FallbackPolicy {
 
 /// The key that pins a client to a target.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Sticky {
+pub enum StickyKey {
     /// The value of this header, in lower case.
     Header(String),
     /// The value of this cookie.
@@ -249,7 +249,7 @@ pub enum Sticky {
 
 /// The matching callers. The default matches all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Callers {
+pub struct CallerMatch {
     /// Callers that are workloads of this service.
     pub service: Option<ServiceName>,
     /// Callers with tags that pass these tests.
@@ -280,7 +280,7 @@ pub struct TagMatch {
     /// The required header tests.
     pub quorum: Quorum,
     /// The tested value of a repeated header.
-    pub repeated: Repeated,
+    pub repeated: RepeatedHeader,
     /// Query parameters.
     pub query: Vec<FieldTest>,
     /// Cookies.
@@ -292,7 +292,7 @@ pub struct TagMatch {
 
 /// The tested value of a repeated header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Repeated {
+pub enum RepeatedHeader {
     /// All values, joined by `", "`.
     #[default]
     Joined,
@@ -370,7 +370,7 @@ pub struct CallerRule {
     /// Its origin.
     pub origin: RuleOrigin,
     /// The matching callers.
-    pub from: Callers,
+    pub from: CallerMatch,
     /// The preferred sets of instances.
     pub split: TagSplit,
     /// The minimum share of preferred instances, in percent; below it the rule has no effect.
@@ -405,7 +405,7 @@ pub struct LaneMark {
 
 /// The attributes of a sidecar's workload that tag rules use; empty if unused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub struct Caller {
+pub struct CallerAttributes {
     /// The services that select it.
     pub services: BTreeSet<ServiceName>,
     /// The labels of it that rules use.

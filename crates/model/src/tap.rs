@@ -54,7 +54,7 @@ pub struct StatusRange {
 
 /// The attributes of a request that taps match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tappable<'a> {
+pub struct TappedRequest<'a> {
     /// True at the server's sidecar.
     pub is_inbound: bool,
     /// The destination service, `namespace/name`.
@@ -96,7 +96,7 @@ impl TapMatcher {
 
     /// True if the request matches the tap.
     #[must_use]
-    pub fn matches_request(&self, request: &Tappable<'_>) -> bool {
+    pub fn matches_request(&self, request: &TappedRequest<'_>) -> bool {
         let Tap { side, path, method, status, .. } = &self.tap;
         let of_side = match side {
             TapSide::Both => true,
@@ -158,7 +158,7 @@ pub const TAP_PER_SECOND_MAX: u32 = 1000;
 mod tests {
     use super::*;
 
-    const REQUEST: Tappable<'_> = Tappable {
+    const REQUEST: TappedRequest<'_> = TappedRequest {
         is_inbound: true,
         service: "shop/stock",
         from: "shop/web",
@@ -196,12 +196,12 @@ mod tests {
                 && tap_matcher(all).matches_request(&REQUEST)
         );
         for other in [
-            Tappable { is_inbound: false, ..REQUEST },
-            Tappable { service: "shop/stocks", ..REQUEST },
-            Tappable { from: "shop/webs", ..REQUEST },
-            Tappable { path: "/order", ..REQUEST },
-            Tappable { method: "get", ..REQUEST },
-            Tappable { status: 499, ..REQUEST },
+            TappedRequest { is_inbound: false, ..REQUEST },
+            TappedRequest { service: "shop/stocks", ..REQUEST },
+            TappedRequest { from: "shop/webs", ..REQUEST },
+            TappedRequest { path: "/order", ..REQUEST },
+            TappedRequest { method: "get", ..REQUEST },
+            TappedRequest { status: 499, ..REQUEST },
         ] {
             assert!(!tap_matcher(all).matches_request(&other), "{other:?}");
         }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::endpoint::Weight;
 use crate::identity::ServiceAccount;
 use crate::instance::Uid;
-use crate::mesh::Admission;
+use crate::mesh::AdmissionSettings;
 use crate::name::{Name, ServiceName, WorkloadName};
 use crate::service::Protocol;
 
@@ -34,7 +34,7 @@ pub struct Workload {
     /// Fixed outbound listeners.
     pub outbound_listeners: Vec<OutboundListener>,
     /// Its admission settings; they override those of its namespace and the mesh.
-    pub admission: Admission,
+    pub admission: AdmissionSettings,
     /// Its weight among the endpoints of its services.
     pub weight: Weight,
     /// Readiness. A workload that is not ready (starting, terminating or reporting unready) is no endpoint of

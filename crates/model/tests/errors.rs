@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use leno_model::{Reason, Retry, Side};
+use leno_model::{FailureSide, Reason, RetryCondition};
 
 #[test]
 fn the_document_of_errors_is_the_list_of_reasons() {
@@ -60,19 +60,19 @@ fn render_page() -> String {
     text
 }
 
-fn side_name(side: Side) -> &'static str {
+fn side_name(side: FailureSide) -> &'static str {
     match side {
-        Side::Downstream => "downstream",
-        Side::Mesh => "mesh",
-        Side::Upstream => "upstream",
+        FailureSide::Downstream => "downstream",
+        FailureSide::Mesh => "mesh",
+        FailureSide::Upstream => "upstream",
     }
 }
 
-fn describe_retry(retry: Retry) -> &'static str {
+fn describe_retry(retry: RetryCondition) -> &'static str {
     match retry {
-        Retry::Never => "never",
-        Retry::IfUnsent => "if unsent or idempotent",
-        Retry::Always => "always",
+        RetryCondition::Never => "never",
+        RetryCondition::IfUnsent => "if unsent or idempotent",
+        RetryCondition::Always => "always",
     }
 }
 

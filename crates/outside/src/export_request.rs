@@ -11,7 +11,7 @@ use leno_model::{Collector, CollectorProtocol, Scheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::exchange::drive_exchange;
-use crate::servers::{Dial, NoSession, Sessions, connect_server};
+use crate::servers::{Connector, TlsSessionError, TlsSessions, connect_server};
 use crate::{message, otlp, retry_info};
 
 /// An export request.
@@ -35,16 +35,16 @@ impl ExportRequest {
 
 /// The rejected part of an accepted request.
 #[derive(Debug, Default)]
-pub struct Refused {
+pub struct RejectedItems {
     /// The number of rejected items.
     pub count: u64,
     /// The collector's reason.
-    pub why: String,
+    pub reason: String,
 }
 
 /// The reason that an export request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Failed {
+pub enum ExportError {
     /// The collector is unreachable.
     #[error("the collector at {0} cannot be reached: {1}")]
     Unreachable(String, std::io::Error),
@@ -53,7 +53,7 @@ pub enum Failed {
     Late,
     /// The collector cannot be verified, or does not support TLS.
     #[error("TLS with the collector failed: {0}")]
-    Tls(#[from] NoSession),
+    Tls(#[from] TlsSessionError),
     /// The collector uses another protocol than configured.
     #[error("the collector does not speak the protocol of `export` in the MeshConfig: {0}")]
     Protocol(String),
@@ -68,7 +68,7 @@ pub enum Failed {
     Grpc(String, String, Option<Duration>),
 }
 
-impl Failed {
+impl ExportError {
     /// Returns the retry delay that the collector requests.
     pub(crate) fn retry_delay(&self) -> Option<Duration> {
         match self {
@@ -112,10 +112,10 @@ impl Failed {
 pub(crate) async fn send_export(
     collector: &Collector,
     export_request: &ExportRequest,
-    dial: &impl Dial,
-    sessions: &Sessions,
-) -> Result<Refused, Failed> {
-    let unreachable = |error| Failed::Unreachable(collector.server.authority(), error);
+    dial: &impl Connector,
+    sessions: &TlsSessions,
+) -> Result<RejectedItems, ExportError> {
+    let unreachable = |error| ExportError::Unreachable(collector.server.authority(), error);
     let Collector { server, protocol, .. } = collector;
     let tcp = connect_server(server, dial).await.map_err(unreachable)?;
     let protocol: &[u8] = match protocol {
@@ -135,7 +135,7 @@ async fn send_over<S>(
     collector: &Collector,
     stream: S,
     export_request: &ExportRequest,
-) -> Result<Refused, Failed>
+) -> Result<RejectedItems, ExportError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -147,7 +147,7 @@ where
             .await
             .map(|answer| otlp::parse_rejected(&answer)),
         CollectorProtocol::Zipkin => {
-            send_http1(collector, stream, export_request).await.map(|_| Refused::default())
+            send_http1(collector, stream, export_request).await.map(|_| RejectedItems::default())
         }
     }
 }
@@ -156,7 +156,7 @@ async fn send_http1<S>(
     collector: &Collector,
     stream: S,
     export_request: &ExportRequest,
-) -> Result<Bytes, Failed>
+) -> Result<Bytes, ExportError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -176,14 +176,14 @@ where
         let body = body.map_err(protocol_error)?.to_bytes();
         match status.is_success() {
             true => Ok(body),
-            false => Err(Failed::Status(status.as_u16(), sanitize_text(&body), after)),
+            false => Err(ExportError::Status(status.as_u16(), sanitize_text(&body), after)),
         }
     };
     drive_exchange(connection, exchange, classify_http1_error).await
 }
 
 /// Makes a unary call (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
-async fn send_grpc<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, Failed>
+async fn send_grpc<S>(collector: &Collector, stream: S, sent: &[u8]) -> Result<Bytes, ExportError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -201,7 +201,7 @@ where
         let (head, mut body) = response.await.map_err(broken_call)?.into_parts();
         if !head.status.is_success() {
             let after = head.headers.get(RETRY_AFTER).and_then(parse_retry_after);
-            return Err(Failed::Status(head.status.as_u16(), String::new(), after));
+            return Err(ExportError::Status(head.status.as_u16(), String::new(), after));
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
@@ -218,10 +218,10 @@ where
             Some(status) => {
                 let details = trailers.get(DETAILS).or_else(|| head.headers.get(DETAILS));
                 let after = details.and_then(|value| retry_info::parse_delay(value.as_bytes()));
-                let why = field("grpc-message").unwrap_or_default();
-                Err(Failed::Grpc(status.to_owned(), why, after))
+                let reason = field("grpc-message").unwrap_or_default();
+                Err(ExportError::Grpc(status.to_owned(), reason, after))
             }
-            None => Err(Failed::Protocol("its response has no grpc-status".to_owned())),
+            None => Err(ExportError::Protocol("its response has no grpc-status".to_owned())),
         }
     };
     tokio::pin!(connection, exchange);
@@ -251,23 +251,23 @@ pub(crate) fn sanitize_text(bytes: &[u8]) -> String {
 }
 
 /// Classifies an error of HTTP/1.1: parse errors mean another protocol, all others a broken connection.
-fn classify_http1_error(error: hyper::Error) -> Failed {
+fn classify_http1_error(error: hyper::Error) -> ExportError {
     match error.is_parse() {
         true => protocol_error(error),
-        false => Failed::Broken(error.to_string()),
+        false => ExportError::Broken(error.to_string()),
     }
 }
 
 /// Classifies an error of HTTP/2.
-fn broken_call(error: h2::Error) -> Failed {
+fn broken_call(error: h2::Error) -> ExportError {
     match error.is_io() || error.is_remote() {
-        true => Failed::Broken(error.to_string()),
+        true => ExportError::Broken(error.to_string()),
         false => protocol_error(error),
     }
 }
 
-fn protocol_error(error: impl std::fmt::Display) -> Failed {
-    Failed::Protocol(error.to_string())
+fn protocol_error(error: impl std::fmt::Display) -> ExportError {
+    ExportError::Protocol(error.to_string())
 }
 
 /// The trailer with details of a gRPC error.

@@ -15,9 +15,9 @@ pub fn add_frame(message: &[u8]) -> Bytes {
 /// Returns the only message of a response.
 ///
 /// # Errors
-/// [`NotOne`].
-pub fn single_message(mut answer: Bytes) -> Result<Bytes, NotOne> {
-    let wrong = |what| Err(NotOne(what));
+/// [`NotOneMessage`].
+pub fn single_message(mut answer: Bytes) -> Result<Bytes, NotOneMessage> {
+    let wrong = |what| Err(NotOneMessage(what));
     let Some((&[flag, a, b, c, d], _)) = answer.split_first_chunk::<FRAME_BYTES>() else {
         return wrong("it has no message");
     };
@@ -34,10 +34,10 @@ pub fn single_message(mut answer: Bytes) -> Result<Bytes, NotOne> {
 /// Appends a part of a response, up to the size limit.
 ///
 /// # Errors
-/// [`NotOne`] if the response is too long.
-pub fn append_part(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
+/// [`NotOneMessage`] if the response is too long.
+pub fn append_part(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOneMessage> {
     if answer.len() + more.len() > ANSWER_BYTES_MAX {
-        return Err(NotOne("it is too long"));
+        return Err(NotOneMessage("it is too long"));
     }
     answer.extend_from_slice(more);
     Ok(())
@@ -46,7 +46,7 @@ pub fn append_part(answer: &mut BytesMut, more: &[u8]) -> Result<(), NotOne> {
 /// A response that is not exactly one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NotOne(&'static str);
+pub struct NotOneMessage(&'static str);
 
 /// The size limit of responses, larger than any expected one.
 pub const ANSWER_BYTES_MAX: usize = 64 << 10;

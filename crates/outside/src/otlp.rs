@@ -6,31 +6,32 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
-use crate::export_request::Refused;
-use crate::source::{Source, Value};
+use crate::export_request::RejectedItems;
+use crate::resource_identity::{AttributeValue, ResourceIdentity};
 
 /// Parses the partial success of a response. The responses of the three signals have the same form.
-pub(crate) fn parse_rejected(answer: &[u8]) -> Refused {
-    let answer = ExportAnswer::decode(answer).unwrap_or_default();
+pub(crate) fn parse_rejected(answer: &[u8]) -> RejectedItems {
+    let answer = ExportResponse::decode(answer).unwrap_or_default();
     let partial = answer.partial_success.unwrap_or_default();
-    Refused { count: u64::try_from(partial.rejected).unwrap_or(0), why: partial.message }
+    RejectedItems { count: u64::try_from(partial.rejected).unwrap_or(0), reason: partial.message }
 }
 
-impl Resource {
+impl OtlpResource {
     /// Returns the resource of a telemetry source.
     #[must_use]
-    pub fn from_source(source: &Source) -> Self {
+    pub fn from_source(source: &ResourceIdentity) -> Self {
         let attributes = [
             ("service.name", &source.service),
             ("service.namespace", &source.namespace),
             ("service.instance.id", &source.instance),
         ];
-        let attributes = attributes.map(|(key, text)| key_value(key, Value::Text(text.clone())));
+        let attributes =
+            attributes.map(|(key, text)| key_value(key, AttributeValue::Text(text.clone())));
         Self { attributes: attributes.into() }
     }
 }
 
-impl Scope {
+impl InstrumentationScope {
     /// Returns the instrumentation scope of Leno.
     #[must_use]
     pub fn own_scope() -> Self {
@@ -40,11 +41,11 @@ impl Scope {
 
 /// Creates an attribute.
 #[must_use]
-pub fn key_value(key: &str, value: Value) -> KeyValue {
+pub fn key_value(key: &str, value: AttributeValue) -> KeyValue {
     let value = match value {
-        Value::Text(text) => any_value::Value::Text(text),
-        Value::Number(number) => any_value::Value::Number(number),
-        Value::Fraction(fraction) => any_value::Value::Fraction(fraction),
+        AttributeValue::Text(text) => any_value::AnyValueKind::Text(text),
+        AttributeValue::Number(number) => any_value::AnyValueKind::Number(number),
+        AttributeValue::Fraction(fraction) => any_value::AnyValueKind::Fraction(fraction),
     };
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
 }
@@ -65,7 +66,7 @@ pub const REQUEST_BYTES_MAX: usize = 512 << 10;
 
 /// The entity that produces telemetry.
 #[derive(Clone, PartialEq, Message)]
-pub struct Resource {
+pub struct OtlpResource {
     /// Its attributes.
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
@@ -73,7 +74,7 @@ pub struct Resource {
 
 /// The instrumentation scope.
 #[derive(Clone, PartialEq, Message)]
-pub struct Scope {
+pub struct InstrumentationScope {
     /// Its name.
     #[prost(string, tag = "1")]
     pub name: String,
@@ -97,15 +98,15 @@ pub struct KeyValue {
 #[derive(Clone, PartialEq, Message)]
 pub struct AnyValue {
     /// The value.
-    #[prost(oneof = "any_value::Value", tags = "1, 3, 4")]
-    pub value: Option<any_value::Value>,
+    #[prost(oneof = "any_value::AnyValueKind", tags = "1, 3, 4")]
+    pub value: Option<any_value::AnyValueKind>,
 }
 
 /// The types of values.
 pub mod any_value {
     /// A value.
     #[derive(Clone, PartialEq, prost::Oneof)]
-    pub enum Value {
+    pub enum AnyValueKind {
         /// A text.
         #[prost(string, tag = "1")]
         Text(String),
@@ -120,7 +121,7 @@ pub mod any_value {
 
 /// The response to an export request.
 #[derive(Clone, PartialEq, Message)]
-pub struct ExportAnswer {
+pub struct ExportResponse {
     /// Set if the collector rejected a part of the request.
     #[prost(message, optional, tag = "1")]
     pub partial_success: Option<PartialSuccess>,

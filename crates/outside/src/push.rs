@@ -9,29 +9,35 @@ use leno_model::MetricsPush;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::fate::{Counts, Fate};
-use crate::otlp::points::{Pages, Times};
-use crate::post::Post;
-use crate::servers::Dial;
-use crate::source::Source;
+use crate::export_status::{ExportCounts, ExportStatus};
+use crate::exporter::Exporter;
+use crate::otlp::points::{MetricRequests, TimeRange};
+use crate::resource_identity::ResourceIdentity;
+use crate::servers::Connector;
 
 /// The source of a process's metrics.
-pub trait Teller {
+pub trait MetricSource {
     /// Returns the telemetry source. Called once: under another name the values would count as new series.
-    fn source(&self) -> Source;
+    fn source(&self) -> ResourceIdentity;
 
     /// Writes all metrics. Returns `None` if their owner has terminated.
-    fn write_metrics(&mut self, pages: Pages) -> impl Future<Output = Option<Pages>>;
+    fn write_metrics(
+        &mut self,
+        pages: MetricRequests,
+    ) -> impl Future<Output = Option<MetricRequests>>;
 
     /// The same on shutdown, including the last changes.
-    fn tell_last(self, pages: Pages) -> impl Future<Output = Option<Pages>>;
+    fn write_last_metrics(
+        self,
+        pages: MetricRequests,
+    ) -> impl Future<Output = Option<MetricRequests>>;
 }
 
 /// Exports metrics until `over` completes, and then a last time.
 pub async fn push_metrics(
-    post: &Post<impl Dial>,
-    fate: &mut Fate<impl Counts>,
-    mut teller: impl Teller,
+    exporter: &Exporter<impl Connector>,
+    export_status: &mut ExportStatus<impl ExportCounts>,
+    mut metrics: impl MetricSource,
     mut wanted: watch::Receiver<Option<Box<MetricsPush>>>,
     started: SystemTime,
     seed: u64,
@@ -42,7 +48,7 @@ pub async fn push_metrics(
     'settings: loop {
         let push = wanted.borrow_and_update().clone();
         let Some(push) = push else {
-            fate.reset_state();
+            export_status.reset_state();
             tokio::select! {
                 biased;
                 () = &mut over => return,
@@ -57,10 +63,11 @@ pub async fn push_metrics(
         loop {
             let next = async {
                 sleep_until(due).await;
-                let source = &*source.get_or_insert_with(|| teller.source());
-                let pages =
-                    teller.write_metrics(Pages::new(source, Times::from_start(started))).await?;
-                post.deliver_all(&push.collector, pages.into_requests(), fate).await
+                let source = &*source.get_or_insert_with(|| metrics.source());
+                let pages = metrics
+                    .write_metrics(MetricRequests::new(source, TimeRange::from_start(started)))
+                    .await?;
+                exporter.deliver_all(&push.collector, pages.into_requests(), export_status).await
             };
             tokio::select! {
                 biased;
@@ -84,11 +91,15 @@ pub async fn push_metrics(
         // The settings may have changed at the same time.
         let last = wanted.borrow().clone();
         if let Some(push) = last {
-            let source = source.unwrap_or_else(|| teller.source());
+            let source = source.unwrap_or_else(|| metrics.source());
             let last = async {
-                let pages =
-                    teller.tell_last(Pages::new(&source, Times::from_start(started))).await?;
-                post.deliver_all(&push.collector, pages.into_requests(), fate).await
+                let pages = metrics
+                    .write_last_metrics(MetricRequests::new(
+                        &source,
+                        TimeRange::from_start(started),
+                    ))
+                    .await?;
+                exporter.deliver_all(&push.collector, pages.into_requests(), export_status).await
             };
             // There is no retry after the last export.
             timeout(LAST_MAX, last).await.ok();

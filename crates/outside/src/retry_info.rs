@@ -10,7 +10,7 @@ use prost::Message;
 
 /// Returns the retry delay in a trailer's value; `None` if it is absent or invalid.
 pub(crate) fn parse_delay(value: &[u8]) -> Option<Duration> {
-    let status = Status::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
+    let status = RpcStatus::decode(BINARY.decode(value).ok()?.as_slice()).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
@@ -26,7 +26,7 @@ const RETRY_INFO: &str = "/google.rpc.RetryInfo";
 
 /// `google/rpc/status.proto`, reduced to the relevant fields.
 #[derive(Clone, PartialEq, Message)]
-struct Status {
+struct RpcStatus {
     #[prost(message, repeated, tag = "3")]
     details: Vec<Any>,
 }
@@ -43,12 +43,12 @@ struct Any {
 #[derive(Clone, PartialEq, Message)]
 struct RetryInfo {
     #[prost(message, optional, tag = "1")]
-    retry_delay: Option<Delay>,
+    retry_delay: Option<RetryDelay>,
 }
 
 /// `google/protobuf/duration.proto`.
 #[derive(Clone, Copy, PartialEq, Message)]
-struct Delay {
+struct RetryDelay {
     #[prost(int64, tag = "1")]
     seconds: i64,
     #[prost(int32, tag = "2")]
@@ -59,30 +59,30 @@ struct Delay {
 mod tests {
     use super::*;
 
-    fn encode_status(type_url: &str, delay: Delay) -> String {
+    fn encode_status(type_url: &str, delay: RetryDelay) -> String {
         let value = RetryInfo { retry_delay: Some(delay) }.encode_to_vec();
         let other =
             Any { type_url: "type.googleapis.com/google.rpc.Help".to_owned(), value: vec![] };
         let details = vec![other, Any { type_url: type_url.to_owned(), value }];
-        BINARY.encode(Status { details }.encode_to_vec())
+        BINARY.encode(RpcStatus { details }.encode_to_vec())
     }
 
     #[test]
     fn the_pause_is_found_among_the_details() {
         const URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
-        let reported = encode_status(URL, Delay { seconds: 2, nanos: 500_000_000 });
+        let reported = encode_status(URL, RetryDelay { seconds: 2, nanos: 500_000_000 });
         let expected = Some(Duration::from_millis(2500));
         assert_eq!(parse_delay(reported.as_bytes()), expected);
         assert_eq!(parse_delay(reported.trim_end_matches('=').as_bytes()), expected);
 
-        let now = encode_status(URL, Delay::default());
+        let now = encode_status(URL, RetryDelay::default());
         assert_eq!(parse_delay(now.as_bytes()), Some(Duration::ZERO));
         for wrong in [
-            encode_status(URL, Delay { seconds: -1, nanos: 0 }),
-            encode_status(URL, Delay { seconds: 0, nanos: 1_000_000_000 }),
+            encode_status(URL, RetryDelay { seconds: -1, nanos: 0 }),
+            encode_status(URL, RetryDelay { seconds: 0, nanos: 1_000_000_000 }),
             encode_status(
                 "type.googleapis.com/google.rpc.ErrorInfo",
-                Delay { seconds: 2, nanos: 0 },
+                RetryDelay { seconds: 2, nanos: 0 },
             ),
             "%".to_owned(),
             String::new(),

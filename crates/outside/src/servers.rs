@@ -13,7 +13,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 /// Opens connections. A sidecar marks its own so that they are not redirected to it.
-pub trait Dial {
+pub trait Connector {
     /// Connects to an address.
     ///
     /// # Errors
@@ -24,13 +24,13 @@ pub trait Dial {
 /// The trust roots of such servers, read at first use, and again after a failed handshake: the file may have
 /// been replaced.
 #[derive(Debug)]
-pub struct Sessions {
+pub struct TlsSessions {
     /// A PEM file; the system's own roots when absent.
     file: Option<PathBuf>,
     roots: Mutex<Option<OutsideRoots>>,
 }
 
-impl Sessions {
+impl TlsSessions {
     /// Creates sessions with the roots of a PEM file, or with those of the system.
     #[must_use]
     pub fn new(file: Option<PathBuf>) -> Self {
@@ -40,33 +40,33 @@ impl Sessions {
     /// Opens a TLS session, verifies the server's certificate for its name, and offers `protocol` by ALPN.
     ///
     /// # Errors
-    /// [`NoSession`].
+    /// [`TlsSessionError`].
     pub async fn open_session(
         &self,
         server: &Server,
         protocol: &[u8],
         tcp: TcpStream,
-    ) -> Result<TlsStream<TcpStream>, NoSession> {
+    ) -> Result<TlsStream<TcpStream>, TlsSessionError> {
         let roots = self.load_roots().await?;
         let config = roots.client_config(protocol);
-        let config = config.map_err(|error| NoSession::Tls(error.to_string()))?;
+        let config = config.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
         let name = ServerName::try_from(server.host.clone());
-        let name = name.map_err(|error| NoSession::Tls(error.to_string()))?;
+        let name = name.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
         let connected = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
         connected.map_err(|error| {
             self.lock_roots().take();
-            NoSession::Tls(error.to_string())
+            TlsSessionError::Tls(error.to_string())
         })
     }
 
-    async fn load_roots(&self) -> Result<OutsideRoots, NoSession> {
+    async fn load_roots(&self) -> Result<OutsideRoots, TlsSessionError> {
         if let Some(roots) = self.lock_roots().clone() {
             return Ok(roots);
         }
         let file = self.file.clone();
         let read = tokio::task::spawn_blocking(move || OutsideRoots::read(file.as_deref())).await;
-        let roots = read.map_err(|error| NoSession::Roots(error.to_string()))?;
-        let roots = roots.map_err(|error| NoSession::Roots(error.to_string()))?;
+        let roots = read.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
+        let roots = roots.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
         *self.lock_roots() = Some(roots.clone());
         Ok(roots)
     }
@@ -79,7 +79,7 @@ impl Sessions {
 
 /// The reason that there is no session.
 #[derive(Debug, thiserror::Error)]
-pub enum NoSession {
+pub enum TlsSessionError {
     /// The server cannot be verified, or does not support TLS.
     #[error("{0}")]
     Tls(String),
@@ -92,7 +92,7 @@ pub enum NoSession {
 ///
 /// # Errors
 /// When none does, or the name has no address: the last error.
-pub async fn connect_server(server: &Server, dial: &impl Dial) -> io::Result<TcpStream> {
+pub async fn connect_server(server: &Server, dial: &impl Connector) -> io::Result<TcpStream> {
     connect_permitted(server, dial, |_| true).await
 }
 
@@ -103,7 +103,7 @@ pub async fn connect_server(server: &Server, dial: &impl Dial) -> io::Result<Tcp
 /// As [`connect`], and of the kind [`io::ErrorKind::PermissionDenied`] when no address is permitted.
 pub async fn connect_permitted(
     server: &Server,
-    dial: &impl Dial,
+    dial: &impl Connector,
     permits: impl Fn(IpAddr) -> bool,
 ) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");

@@ -4,29 +4,34 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{AccessLog, LogForm, LogPart, Reason};
-use leno_telemetry::{Entry, GrpcStatus, LineQueue, Part, write_fields, write_json};
+use leno_model::{AccessLog, LogFormat, LogPart, Reason};
+use leno_telemetry::{
+    AccessLogEntry, GrpcStatus, LineQueue, TemplatePart, write_fields, write_json,
+};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use tokio::sync::mpsc;
 
-use crate::export::{self, Courier};
+use crate::export::{self, TelemetryExporter};
 use crate::record::Hedge;
-use crate::seen::Seen;
+use crate::request_trace::TraceEntry;
 
 /// Writes lines to standard output, or sends them to a collector, until all data threads have ended. If the
 /// reader is too slow, lines are dropped and counted; the data path never waits.
-pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Courier>) {
+pub(crate) async fn write(
+    mut lines: mpsc::Receiver<Arc<TraceEntry>>,
+    exporter: Rc<TelemetryExporter>,
+) {
     let mut out = None;
     let mut batch = Vec::new();
     let mut text = String::new();
-    let mut fate = courier.fate_of_lines();
+    let mut export_status = exporter.fate_of_lines();
     let mut log = AccessLog::json();
     while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
         // Entries recorded before the log is turned off use the previous destination.
-        if let Some(wanted) = courier
+        if let Some(wanted) = exporter
             .config_store()
-            .sights
+            .observability
             .active_settings()
             .and_then(|view| view.access_log().cloned())
         {
@@ -34,14 +39,14 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
         }
         if let Some(collector) = &log.collector {
             export::collect_batch(&mut lines, &mut batch, export::GATHER).await;
-            courier.deliver_lines(collector, &log.form, &batch, &mut fate).await;
+            exporter.deliver_lines(collector, &log.format, &batch, &mut export_status).await;
             batch.clear();
             continue;
         }
         export::collect_batch(&mut lines, &mut batch, export::LOOK_EVERY).await;
         text.clear();
-        for seen in batch.drain(..) {
-            append_line(&seen, &log.form, &mut text);
+        for trace_entry in batch.drain(..) {
+            append_line(&trace_entry, &log.format, &mut text);
         }
         let queue = match &mut out {
             Some(queue) => queue,
@@ -64,13 +69,13 @@ pub(crate) async fn write(mut lines: mpsc::Receiver<Arc<Seen>>, courier: Rc<Cour
 }
 
 /// Appends one line.
-pub(crate) fn append_line(seen: &Seen, form: &LogForm, out: &mut String) {
-    with_entry(seen, |entry| match form {
-        LogForm::Json => write_json(entry, out),
-        LogForm::Template(template) => {
+pub(crate) fn append_line(trace_entry: &TraceEntry, form: &LogFormat, out: &mut String) {
+    with_entry(trace_entry, |entry| match form {
+        LogFormat::Json => write_json(entry, out),
+        LogFormat::Template(template) => {
             let parts = template.parts().iter().map(|part| match part {
-                LogPart::Text(text) => Part::Text(text),
-                LogPart::Field(name) => Part::Field(name),
+                LogPart::Text(text) => TemplatePart::Text(text),
+                LogPart::Field(name) => TemplatePart::Field(name),
             });
             write_fields(entry, parts, out);
         }
@@ -78,39 +83,43 @@ pub(crate) fn append_line(seen: &Seen, form: &LogForm, out: &mut String) {
 }
 
 /// Calls `reported` with the log entry of a request.
-pub(crate) fn with_entry<T>(seen: &Seen, reported: impl FnOnce(&Entry<'_>) -> T) -> T {
-    let Seen { labels, outcome, .. } = seen;
-    let started = OffsetDateTime::from(seen.started_at()).format(&Rfc3339).unwrap_or_default();
-    let policy = seen.policy.as_ref().map(ToString::to_string).unwrap_or_default();
-    let trace_id = seen.span.map(|span| span.trace.to_string()).unwrap_or_default();
-    let span_id = seen.span.map(|span| span.id.to_string()).unwrap_or_default();
-    reported(&Entry {
+pub(crate) fn with_entry<T>(
+    trace_entry: &TraceEntry,
+    reported: impl FnOnce(&AccessLogEntry<'_>) -> T,
+) -> T {
+    let TraceEntry { labels, outcome, .. } = trace_entry;
+    let started =
+        OffsetDateTime::from(trace_entry.started_at()).format(&Rfc3339).unwrap_or_default();
+    let policy = trace_entry.policy.as_ref().map(ToString::to_string).unwrap_or_default();
+    let trace_id = trace_entry.span.map(|span| span.trace.to_string()).unwrap_or_default();
+    let span_id = trace_entry.span.map(|span| span.id.to_string()).unwrap_or_default();
+    reported(&AccessLogEntry {
         start_time: &started,
         direction: labels.direction,
-        method: &seen.method,
-        path: &seen.path,
+        method: &trace_entry.method,
+        path: &trace_entry.path,
         protocol: labels.protocol,
-        authority: &seen.authority,
+        authority: &trace_entry.authority,
         status: outcome.status,
         reason: outcome.reason,
         grpc_status: outcome.grpc.map(GrpcStatus::label).unwrap_or_default(),
         service: &labels.service,
         route: &labels.route,
         policy: &policy,
-        dry_run_reason: seen.dry_run_reason.map(Reason::label).unwrap_or_default(),
+        dry_run_reason: trace_entry.dry_run_reason.map(Reason::label).unwrap_or_default(),
         peer: &labels.peer,
-        downstream: Some(seen.downstream),
-        upstream: seen.upstream,
+        downstream: Some(trace_entry.downstream),
+        upstream: trace_entry.upstream,
         bytes_in: outcome.bytes_in,
         bytes_out: outcome.bytes_out,
         duration: outcome.duration,
         time_to_first_byte: None,
         upstream_time: None,
-        retries: seen.retries,
-        hedge: seen.hedge.map_or("", Hedge::as_str),
-        forwarded_for: &seen.forwarded_for,
-        user_agent: &seen.user_agent,
-        request_id: &seen.request_id,
+        retries: trace_entry.retries,
+        hedge: trace_entry.hedge.map_or("", Hedge::as_str),
+        forwarded_for: &trace_entry.forwarded_for,
+        user_agent: &trace_entry.user_agent,
+        request_id: &trace_entry.request_id,
         server_name: "",
         trace_id: &trace_id,
         span_id: &span_id,

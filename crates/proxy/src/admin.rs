@@ -12,36 +12,36 @@ use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use leno_discovery::{ProxyAnswer, Query};
-use leno_identity::{ForeignPage, OwnNames, check_origin, named_host, only_value};
-use leno_listen::{Admission, Bounds};
-use leno_telemetry::{Count, Form, LogLimit, Names, Shard, Telemetry};
+use leno_discovery::{Query, QueryResponse};
+use leno_identity::{AcceptedHosts, CrossSiteRequest, check_origin, named_host, only_value};
+use leno_listen::{ConnectionAdmission, HalfOpenLimits};
+use leno_telemetry::{AliasNames, Count, ExpositionFormat, LogLimit, MetricsShard, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
-use crate::application_metrics::Unread;
+use crate::application_metrics::ScrapeError;
 use crate::config::Config;
+use crate::config_store::ConfigStore;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::ejected::EjectedEndpoints;
-use crate::opened::OpenListeners;
+use crate::open_listeners::OpenListeners;
 use crate::pages::{self, Pages};
-use crate::world::World;
 
+mod connectivity;
 mod page;
-mod reach;
 
 /// State that the admin page reads.
 pub(crate) struct Admin {
     pub(crate) config: Arc<Config>,
     /// The per-thread metrics of the control thread.
-    pub(crate) shard: Shard,
-    pub(crate) scraping: Scraping,
+    pub(crate) shard: MetricsShard,
+    pub(crate) scraping: ScrapeState,
     /// Limits `/connectivity` to one query at a time, since each opens connections.
-    pub(crate) reaching: Semaphore,
+    pub(crate) connectivity_permit: Semaphore,
     pub(crate) telemetry: Arc<Telemetry>,
-    pub(crate) world: Arc<World>,
+    pub(crate) config_store: Arc<ConfigStore>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) ejected: Arc<EjectedEndpoints>,
     pub(crate) open_listeners: OpenListeners,
@@ -53,19 +53,19 @@ pub(crate) struct Admin {
 }
 
 /// The state of scraping the application's metrics.
-pub(crate) struct Scraping {
+pub(crate) struct ScrapeState {
     /// Limits concurrent scrapes.
     turns: Semaphore,
-    is_well: Cell<bool>,
+    is_healthy: Cell<bool>,
     /// Limits the log lines of an endpoint that fails every other time.
     logs: RefCell<LogLimit>,
 }
 
-impl Default for Scraping {
+impl Default for ScrapeState {
     fn default() -> Self {
         Self {
             turns: Semaphore::new(SCRAPES_MAX),
-            is_well: Cell::new(true),
+            is_healthy: Cell::new(true),
             logs: RefCell::default(),
         }
     }
@@ -76,9 +76,12 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // All clients are on this machine and count as one source. A connection with a request counts as half-open
     // until its end, and must not evict others.
-    let bounds =
-        Bounds { half_open: CONNECTIONS_MAX, ..Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX) };
-    let admission = Admission::new(Bounds { waiting_of_source: bounds.waiting, ..bounds });
+    let bounds = HalfOpenLimits {
+        half_open: CONNECTIONS_MAX,
+        ..HalfOpenLimits::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX)
+    };
+    let admission =
+        ConnectionAdmission::new(HalfOpenLimits { waiting_of_source: bounds.waiting, ..bounds });
     let mut pages = Pages::new("admin", listener, admin.phase.clone());
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
@@ -96,7 +99,7 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                     let _answering = half_open.start_response();
                     // Pages of other sites can read nothing here, not even the workload name.
                     let is_page = request.uri().path() == "/";
-                    let response = match reject_foreign(&request, OwnNames::Local, is_page) {
+                    let response = match reject_foreign(&request, AcceptedHosts::Local, is_page) {
                         Some(response) => response,
                         None => add_workload_header(&admin, handle_request(&admin, &request).await),
                     };
@@ -124,11 +127,11 @@ pub(crate) async fn answer_queries(mut queries: mpsc::Receiver<Query>, admin: Rc
     while let Some(Query { path, deadline, mut answer, .. }) = queries.recv().await {
         let page = async {
             let Ok(request) = Request::get(&path).body(()) else {
-                return ProxyAnswer { status: 400, body: b"invalid HTTP path\n".to_vec() };
+                return QueryResponse { status: 400, body: b"invalid HTTP path\n".to_vec() };
             };
             let (head, body) = page_at(&admin, &request).await.into_parts();
             let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
-            ProxyAnswer { status: head.status.as_u16(), body: body.into() }
+            QueryResponse { status: head.status.as_u16(), body: body.into() }
         };
         tokio::select! {
             page = timeout(deadline, page) => {
@@ -174,7 +177,7 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
         "/ejected" => json_response(&page::ejected_endpoints(admin)),
         "/circuits" => json_response(&page::open_circuits(admin)),
         "/connectivity" => {
-            match reach::run_query(admin, request.uri().query().unwrap_or_default()).await {
+            match connectivity::run_query(admin, request.uri().query().unwrap_or_default()).await {
                 Ok(reported) => json_response(&reported),
                 Err(problem) => text_response(StatusCode::BAD_REQUEST, problem),
             }
@@ -187,7 +190,7 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
 /// Returns the rejection of a request that a page of another site has caused; `None` for any other request.
 pub(crate) fn reject_foreign(
     request: &Request<Incoming>,
-    names: OwnNames,
+    names: AcceptedHosts,
     is_page: bool,
 ) -> Option<Response<Full<Bytes>>> {
     let headers = request.headers();
@@ -198,9 +201,9 @@ pub(crate) fn reject_foreign(
     let host = named_host(request.uri().authority().map(|it| it.as_str()), hosts);
     let found = host.and_then(|host| check_origin(host, field, names, is_page)).err()?;
     let status = match found {
-        ForeignPage::SeveralHosts => StatusCode::BAD_REQUEST,
-        ForeignPage::Host => StatusCode::MISDIRECTED_REQUEST,
-        ForeignPage::Site => StatusCode::FORBIDDEN,
+        CrossSiteRequest::SeveralHosts => StatusCode::BAD_REQUEST,
+        CrossSiteRequest::Host => StatusCode::MISDIRECTED_REQUEST,
+        CrossSiteRequest::Site => StatusCode::FORBIDDEN,
     };
     Some(text_response(status, format!("{found}\n")))
 }
@@ -211,7 +214,7 @@ pub(crate) async fn metrics_response<B>(
     request: &Request<B>,
 ) -> Response<Full<Bytes>> {
     let mut out = String::new();
-    let names = match Names::from_query(request.uri().query().unwrap_or_default()) {
+    let names = match AliasNames::from_query(request.uri().query().unwrap_or_default()) {
         Ok(names) => names,
         Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
     };
@@ -220,14 +223,14 @@ pub(crate) async fn metrics_response<B>(
         let workload = (workload.namespace.as_str(), workload.name.as_str());
         admin.telemetry.expose_as(names, workload, &mut out);
         out.push_str(&of_application(admin).await);
-        return build_response(StatusCode::OK, Form::Prometheus.content_type(), out);
+        return build_response(StatusCode::OK, ExpositionFormat::Prometheus.content_type(), out);
     }
     let accept = request.headers().get(hyper::header::ACCEPT);
     let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let form = match admin.config.application_metrics {
         // OpenMetrics permits no text after its end marker.
-        Some(_) => Form::Prometheus,
-        None => Form::from_accept(accept),
+        Some(_) => ExpositionFormat::Prometheus,
+        None => ExpositionFormat::from_accept(accept),
     };
     admin.telemetry.expose(form, &mut out);
     out.push_str(&of_application(admin).await);
@@ -239,9 +242,9 @@ async fn of_application(admin: &Admin) -> String {
     let Some(metrics) = &admin.config.application_metrics else { return String::new() };
     let read = match admin.scraping.turns.try_acquire() {
         Ok(_turn) => metrics.read(&admin.config).await,
-        Err(_) => Err(Unread::Busy),
+        Err(_) => Err(ScrapeError::Busy),
     };
-    let was_well = admin.scraping.is_well.replace(read.is_ok());
+    let was_healthy = admin.scraping.is_healthy.replace(read.is_ok());
     match read {
         Ok(page) => {
             admin.shard.add(Count::ApplicationScraped, 1);
@@ -250,7 +253,7 @@ async fn of_application(admin: &Admin) -> String {
         Err(error) => {
             admin.shard.add(Count::ApplicationScrapeFailed, 1);
             // Logged once per outage: a metric counts the failures.
-            if was_well
+            if was_healthy
                 && let Some(line) = admin.scraping.logs.borrow_mut().permit_line(Instant::now())
             {
                 let suppressed = line.suppressed;

@@ -11,7 +11,7 @@ use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, CONNECTION, HOST};
 use hyper_util::rt::TokioIo;
 use leno_outside::drive_exchange;
-use leno_telemetry::Unfit;
+use leno_telemetry::InvalidExposition;
 use tokio::time::timeout;
 
 use crate::config::Config;
@@ -46,17 +46,22 @@ impl ApplicationMetrics {
     /// Scrapes the application's metrics, in a form that can be appended to ours.
     ///
     /// # Errors
-    /// [`Unread`], within [`READ_MAX`].
-    pub(crate) async fn read(&self, config: &Config) -> Result<String, Unread> {
+    /// [`ScrapeError`], within [`READ_MAX`].
+    pub(crate) async fn read(&self, config: &Config) -> Result<String, ScrapeError> {
         let address = SocketAddr::new(config.probed_at(), self.port);
         let asked = self.fetch_metrics(address, config);
-        let page = timeout(READ_MAX, asked).await.unwrap_or(Err(Unread::Late))?;
-        let page = std::str::from_utf8(&page).map_err(|_| Unread::Text)?;
+        let page = timeout(READ_MAX, asked).await.unwrap_or(Err(ScrapeError::Timeout))?;
+        let page = std::str::from_utf8(&page).map_err(|_| ScrapeError::Text)?;
         Ok(leno_telemetry::adopt_page(page)?)
     }
 
-    async fn fetch_metrics(&self, address: SocketAddr, config: &Config) -> Result<Bytes, Unread> {
-        let tcp = dial_address(address, &config.interception).await.map_err(Unread::Unreachable)?;
+    async fn fetch_metrics(
+        &self,
+        address: SocketAddr,
+        config: &Config,
+    ) -> Result<Bytes, ScrapeError> {
+        let tcp =
+            dial_address(address, &config.interception).await.map_err(ScrapeError::Unreachable)?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(tcp)).await.map_err(broken_response)?;
         let request = Request::get(&self.path)
@@ -68,10 +73,10 @@ impl ApplicationMetrics {
         let exchange = async {
             let response = sender.send_request(request).await.map_err(broken_response)?;
             if response.status() != hyper::StatusCode::OK {
-                return Err(Unread::Status(response.status().as_u16()));
+                return Err(ScrapeError::Status(response.status().as_u16()));
             }
             let body = Limited::new(response.into_body(), PAGE_BYTES_MAX).collect().await;
-            Ok(body.map_err(|error| Unread::Broken(error.to_string()))?.to_bytes())
+            Ok(body.map_err(|error| ScrapeError::Broken(error.to_string()))?.to_bytes())
         };
         drive_exchange(connection, exchange, broken_response).await
     }
@@ -79,13 +84,13 @@ impl ApplicationMetrics {
 
 /// The reason why the application's metrics cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unread {
+pub(crate) enum ScrapeError {
     /// The application does not accept the connection.
     #[error("no response: {0}")]
     Unreachable(std::io::Error),
     /// The scrape timed out.
     #[error("not received within {READ_MAX:?}")]
-    Late,
+    Timeout,
     /// Too many scrapes are in progress.
     #[error("too many concurrent scrapes")]
     Busy,
@@ -100,11 +105,11 @@ pub(crate) enum Unread {
     Text,
     /// The response is not in the exposition format.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    Unfit(#[from] InvalidExposition),
 }
 
-fn broken_response(error: impl std::fmt::Display) -> Unread {
-    Unread::Broken(error.to_string())
+fn broken_response(error: impl std::fmt::Display) -> ScrapeError {
+    ScrapeError::Broken(error.to_string())
 }
 
 /// Less than Prometheus's default scrape timeout of 10 s.

@@ -13,10 +13,10 @@ use tokio::time::timeout;
 /// The state of the application's ports, as the supervisor that started the application reports it. Without a
 /// supervisor all ports are open.
 #[derive(Debug, Clone)]
-pub struct ApplicationPorts(Arc<Shared>);
+pub struct ApplicationPorts(Arc<SharedPorts>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedPorts {
     states: watch::Sender<Arc<PortStates>>,
     /// True if a port may be closed: read for each new connection instead of the states.
     may_be_closed: AtomicBool,
@@ -64,7 +64,7 @@ impl ApplicationPorts {
         let may_be_closed = AtomicBool::new(otherwise != PortState::Open);
         let states = PortStates { ports: BTreeMap::new(), otherwise };
         let (states, waiting) = (watch::Sender::new(Arc::new(states)), AtomicU64::new(0));
-        Self(Arc::new(Shared { states, may_be_closed, waiting }))
+        Self(Arc::new(SharedPorts { states, may_be_closed, waiting }))
     }
 
     /// Replaces the states.
@@ -104,7 +104,7 @@ impl ApplicationPorts {
     /// # Errors
     /// The reason why they are not.
     pub(crate) async fn wait_for_port(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
-        let _waiting = Waiting::new(&self.0.waiting);
+        let _waiting = WaitingGuard::new(&self.0.waiting);
         let mut states = self.0.states.subscribe();
         let known = states.wait_for(|states| *states.for_port(port) != PortState::Starting);
         let state = match timeout(max_wait, known).await {
@@ -122,16 +122,16 @@ impl ApplicationPorts {
 }
 
 /// Counts a waiting request or connection until it is dropped.
-struct Waiting<'a>(&'a AtomicU64);
+struct WaitingGuard<'a>(&'a AtomicU64);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingGuard<'a> {
     fn new(waiting: &'a AtomicU64) -> Self {
         waiting.fetch_add(1, Ordering::AcqRel);
         Self(waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

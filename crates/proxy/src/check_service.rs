@@ -16,23 +16,23 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use leno_model::{CheckService, CheckServiceAddress, Reason};
-use leno_outside::Sessions;
+use leno_outside::TlsSessions;
 use leno_telemetry::LogLimit;
 use rustc_hash::FxHashMap;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use self::outside::Connections;
-use crate::http::ahead::Taken;
-use crate::http::grpc::message::{self, NotOne};
+use self::outside::CheckServiceConnections;
+use crate::http::buffered_body::BufferMemory;
+use crate::http::grpc::message::{self, NotOneMessage};
 use crate::worker::Worker;
 
 /// The check services that one thread has called.
 pub(crate) struct CheckServices {
     known: RefCell<FxHashMap<CheckServiceAddress, Rc<ServiceState>>>,
-    sessions: Sessions,
+    sessions: TlsSessions,
     /// Memory used by buffered body prefixes, on this thread.
-    pub(crate) ahead: Rc<Taken>,
+    pub(crate) ahead: Rc<BufferMemory>,
 }
 
 /// One check service.
@@ -41,19 +41,19 @@ struct ServiceState {
     /// Permits for check requests in flight.
     places: Semaphore,
     /// The connections to a service outside the mesh.
-    connections: Rc<Connections>,
+    connections: Rc<CheckServiceConnections>,
     /// True if the last call succeeded; used to log a failure once.
-    is_well: Cell<bool>,
+    is_healthy: Cell<bool>,
     /// Limits the log lines about a service that fails intermittently.
     logs: RefCell<LogLimit>,
 }
 
 /// The reason why a check request has no response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoAnswer {
+pub(crate) enum CheckError {
     /// The timeout has expired.
     #[error("it did not respond in time")]
-    Late,
+    Timeout,
     /// The service cannot be reached.
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
@@ -74,15 +74,15 @@ pub(crate) enum NoAnswer {
     Unusable(String),
 }
 
-impl From<NotOne> for NoAnswer {
-    fn from(error: NotOne) -> Self {
+impl From<NotOneMessage> for CheckError {
+    fn from(error: NotOneMessage) -> Self {
         Self::Unusable(error.to_string())
     }
 }
 
 impl CheckServices {
     pub(crate) fn new(roots: Option<PathBuf>) -> Self {
-        Self { known: RefCell::default(), sessions: Sessions::new(roots), ahead: Rc::default() }
+        Self { known: RefCell::default(), sessions: TlsSessions::new(roots), ahead: Rc::default() }
     }
 
     fn service_state(&self, at: &CheckServiceAddress) -> Rc<ServiceState> {
@@ -98,7 +98,7 @@ impl CheckServices {
             at: at.clone(),
             places: Semaphore::new(UNDER_WAY_MAX),
             connections: Rc::default(),
-            is_well: Cell::new(true),
+            is_healthy: Cell::new(true),
             logs: RefCell::default(),
         });
         known.insert(at.clone(), state.clone());
@@ -112,21 +112,21 @@ pub(crate) async fn send_check<T>(
     check_service: &CheckService,
     method: &'static str,
     message: Vec<u8>,
-    read: impl FnOnce(Bytes) -> Result<T, NoAnswer>,
-) -> Result<T, NoAnswer> {
+    read: impl FnOnce(Bytes) -> Result<T, CheckError>,
+) -> Result<T, CheckError> {
     let state = worker.check_services.service_state(&check_service.at);
     let question =
-        Question { method, message: message::add_frame(&message), time: check_service.timeout };
+        CheckCall { method, message: message::add_frame(&message), time: check_service.timeout };
     // The message may contain a body: do not keep two copies.
     drop(message);
     let asked = async {
         let place = state.places.acquire().await;
-        let _place = place.map_err(|_| NoAnswer::Late)?;
+        let _place = place.map_err(|_| CheckError::Timeout)?;
         match &state.at {
             CheckServiceAddress::Service { service, port } => {
                 inside::send_check(worker, (service, *port), &question).await
             }
-            CheckServiceAddress::Outside(server) => {
+            CheckServiceAddress::External(server) => {
                 state.connections.send_check(worker, server, &question).await
             }
         }
@@ -135,7 +135,7 @@ pub(crate) async fn send_check<T>(
         Ok(answer) => answer.and_then(read),
         Err(_) => {
             state.connections.was_late();
-            Err(NoAnswer::Late)
+            Err(CheckError::Timeout)
         }
     };
     state.record_response(&answer);
@@ -143,7 +143,7 @@ pub(crate) async fn send_check<T>(
 }
 
 /// A check request.
-struct Question {
+struct CheckCall {
     /// The path of the gRPC method.
     method: &'static str,
     /// The length-prefixed message.
@@ -152,7 +152,7 @@ struct Question {
     time: std::time::Duration,
 }
 
-impl Question {
+impl CheckCall {
     /// Returns the value of `grpc-timeout`.
     fn timeout_value(&self) -> String {
         format!("{}m", self.time.as_millis().max(1))
@@ -160,8 +160,8 @@ impl Question {
 }
 
 impl ServiceState {
-    fn record_response<T>(&self, answer: &Result<T, NoAnswer>) {
-        if self.is_well.replace(answer.is_ok()) == answer.is_ok() {
+    fn record_response<T>(&self, answer: &Result<T, CheckError>) {
+        if self.is_healthy.replace(answer.is_ok()) == answer.is_ok() {
             return;
         }
         let line = self.logs.borrow_mut().permit_line(Instant::now());

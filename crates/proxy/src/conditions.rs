@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use leno_discovery::Condition;
+use leno_discovery::ProxyCondition;
 use leno_discovery::condition::kind;
 use leno_model::ServicePolicyName;
-use leno_traffic::circuit::Trigger;
-use leno_traffic::traffic_policy::ServicePort;
+use leno_traffic::circuit_breaker::Trigger;
+use leno_traffic::traffic_policy::ServicePortId;
 use tokio::sync::Notify;
 
 use crate::rejected_clients::RejectedClients;
@@ -31,7 +31,7 @@ pub(crate) struct Conditions {
 pub(crate) struct OpenCircuit {
     /// The port of the service that the policy is attached to, independent of the backends that its requests
     /// use.
-    pub(crate) subject: ServicePort,
+    pub(crate) subject: ServicePortId,
     pub(crate) policy: ServicePolicyName,
     pub(crate) trigger: Trigger,
     pub(crate) since: Instant,
@@ -73,7 +73,7 @@ impl OpenCircuit {
         self.since + self.open_for + self.open_for.clamp(HALF_OPEN_MIN, HALF_OPEN_MAX)
     }
 
-    fn condition(&self) -> Condition {
+    fn condition(&self) -> ProxyCondition {
         let Self { subject, policy, trigger, open_for, .. } = self;
         let cause = match trigger {
             Trigger::Failed => "too many requests failed",
@@ -82,7 +82,7 @@ impl OpenCircuit {
             Trigger::Probe => "a probe failed or was slow",
         };
         let reason = format!("{cause}; {policy} opens the circuit for {open_for:?}");
-        Condition::new(kind::CIRCUIT_OPEN, subject.to_string(), reason)
+        ProxyCondition::new(kind::CIRCUIT_OPEN, subject.to_string(), reason)
     }
 }
 
@@ -148,7 +148,7 @@ impl Conditions {
     /// Returns the circuits that are not closed, one for each policy and port that it is attached to: each with
     /// the number of threads that opened it, and the newest of them.
     pub(crate) fn open_circuits(&self) -> Vec<(usize, OpenCircuit)> {
-        let mut found: BTreeMap<(ServicePort, ServicePolicyName), (usize, OpenCircuit)> =
+        let mut found: BTreeMap<(ServicePortId, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
         for circuit in lock(&self.circuits).values() {
             let key = (circuit.subject.clone(), circuit.policy.clone());
@@ -162,10 +162,12 @@ impl Conditions {
     }
 
     /// Returns all conditions in order.
-    pub(crate) fn active_conditions(&self, now: Instant) -> Vec<Condition> {
-        let mut conditions: Vec<Condition> = lock(&self.all)
+    pub(crate) fn active_conditions(&self, now: Instant) -> Vec<ProxyCondition> {
+        let mut conditions: Vec<ProxyCondition> = lock(&self.all)
             .iter()
-            .map(|((kind, subject), reason)| Condition::new(kind, subject.clone(), reason.clone()))
+            .map(|((kind, subject), reason)| {
+                ProxyCondition::new(kind, subject.clone(), reason.clone())
+            })
             .collect();
         let circuits =
             self.open_circuits().into_iter().filter(|(_, circuit)| circuit.ends_at() > now);
@@ -212,7 +214,7 @@ mod tests {
 
     fn open_circuit(since: Instant) -> OpenCircuit {
         OpenCircuit {
-            subject: ServicePort { service: ServiceName::new("shop", "api").unwrap(), port: 80 },
+            subject: ServicePortId { service: ServiceName::new("shop", "api").unwrap(), port: 80 },
             policy: ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "limits")
                 .unwrap(),
             trigger: Trigger::Failed,

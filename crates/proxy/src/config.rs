@@ -48,7 +48,7 @@ pub struct Config {
     /// The protocols that a connection may be upgraded to.
     pub upgrades: Upgrades,
     /// The access log on standard output.
-    pub access_log: LogChoice,
+    pub access_log: AccessLogSource,
     /// The behavior when the certificate expires because no control plane renewed it in time.
     pub on_expiry: OnExpiry,
     /// Limits and timeouts.
@@ -112,12 +112,12 @@ pub enum Interception {
 impl Interception {
     /// Creates a redirection in a namespace with the given address, with the ports that OSM users expect.
     #[must_use]
-    pub fn redirect_to(address: IpAddr, versions: Versions) -> Self {
+    pub fn redirect_to(address: IpAddr, versions: IpVersions) -> Self {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         Self::Redirect {
             address,
             outbound: SocketAddr::new(loopback, OUTBOUND_PORT),
-            outbound_v6: (versions == Versions::Both)
+            outbound_v6: (versions == IpVersions::Both)
                 .then(|| SocketAddr::from((Ipv6Addr::LOCALHOST, OUTBOUND_PORT))),
             inbound: SocketAddr::new(address, INBOUND_PORT),
             inbound_other: None,
@@ -129,10 +129,10 @@ impl Interception {
     /// The same in a pod: the sidecar has no privilege to mark its connections, and the DNS of the cluster
     /// answers queries.
     #[must_use]
-    pub fn in_pod(address: IpAddr, versions: Versions) -> Self {
+    pub fn in_pod(address: IpAddr, versions: IpVersions) -> Self {
         let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
         let (any, other) = match address {
-            IpAddr::V4(_) => (v4, Some(v6).filter(|_| versions == Versions::Both)),
+            IpAddr::V4(_) => (v4, Some(v6).filter(|_| versions == IpVersions::Both)),
             IpAddr::V6(_) => (v6, Some(v4)),
         };
         match Self::redirect_to(address, versions) {
@@ -172,7 +172,7 @@ impl DnsProxy {
     /// unknown names are forwarded to the resolvers in `/etc/resolv.conf`, and that file also gives the domain
     /// unless one is passed.
     #[must_use]
-    pub fn in_pod(domain: Option<ClusterDomain>, versions: Versions) -> Self {
+    pub fn in_pod(domain: Option<ClusterDomain>, versions: IpVersions) -> Self {
         let resolvers = PathBuf::from("/etc/resolv.conf");
         let searched = || {
             let text = std::fs::read_to_string(&resolvers).unwrap_or_default();
@@ -182,8 +182,8 @@ impl DnsProxy {
         let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, DNS_PROXY_PORT));
         let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, DNS_PROXY_PORT));
         let at = match versions {
-            Versions::V4 => vec![v4],
-            Versions::Both => vec![v4, v6],
+            IpVersions::V4 => vec![v4],
+            IpVersions::Both => vec![v4, v6],
         };
         Self { at, domain, resolvers }
     }
@@ -191,7 +191,7 @@ impl DnsProxy {
 
 /// The IP versions of the application's redirected connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Versions {
+pub enum IpVersions {
     /// IPv4.
     V4,
     /// IPv4 and IPv6.
@@ -220,7 +220,7 @@ pub enum OnExpiry {
 
 /// The source of the access log's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LogChoice {
+pub enum AccessLogSource {
     /// The control plane.
     Mesh,
     /// The start options of the sidecar: this log, or none.
@@ -323,7 +323,7 @@ impl Config {
             collector_ca: None,
             cores: 1,
             upgrades: Upgrades::default(),
-            access_log: LogChoice::Mesh,
+            access_log: AccessLogSource::Mesh,
             on_expiry: OnExpiry::Continue,
             limits: Limits::default(),
         }

@@ -10,24 +10,24 @@ use bytes::BytesMut;
 use leno_listen::HalfOpen;
 use leno_model::{AddressEntry, EndpointId, Protocol, Reason, ServiceName};
 use leno_telemetry::{ConnectionSide, Count};
-use leno_traffic::{Carrier, Origin};
+use leno_traffic::{ConnectionOrigin, SessionTransport};
 use leno_wire::link::{Role, StreamKind};
-use leno_wire::sniff::Sniffed;
+use leno_wire::sniff::DetectedProtocol;
 use tokio::net::TcpStream;
 use tokio::time::{sleep_until, timeout};
 
-use crate::connections::{Connection, Counted, Listed};
+use crate::connections::{ConnectionListing, OpenConnection, OpenCounter};
 use crate::drain::{Phase, last_call};
 use crate::first_bytes::{read_preface, sniff_connection};
 use crate::gateway;
 use crate::handshake;
-use crate::http::message::{Reader, Writer};
-use crate::http::outside::Named;
+use crate::http::message::{MessageReader, MessageWriter};
+use crate::http::outside::NamedDestination;
 use crate::http::route;
-use crate::http::server::{Served, reject_unreadable, serve_requests};
+use crate::http::server::{ServeResult, reject_unreadable, serve_requests};
 use crate::http2;
-use crate::io::{Io, Stream};
-use crate::link::{LinkHandle, Opened};
+use crate::io::{ByteStream, Io};
+use crate::link::{LinkHandle, OpenedStream};
 use crate::max_wait::finished_within;
 use crate::outside;
 use crate::plaintext;
@@ -35,7 +35,7 @@ use crate::session::{ListenerKind, Session};
 use crate::silent_client::spoken_in;
 use crate::task_pool::TaskPool;
 use crate::tcp;
-use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Accepted, Clients};
+use crate::tls::{self, ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, AcceptedClients, AcceptedConnection};
 use crate::worker::Worker;
 
 /// Serves a connection from its first byte to its last.
@@ -45,7 +45,7 @@ pub(crate) async fn serve_connection(
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
-    let _counted = Counted::for_connection(&worker.shard, ConnectionSide::Downstream);
+    let _counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Downstream);
     // Boxed here and below, so that each kind of connection holds only the memory that it needs, not that of
     // the largest kind: most connections are idle most of the time.
     match listener_kind {
@@ -53,13 +53,13 @@ pub(crate) async fn serve_connection(
         ListenerKind::HttpProxy => {
             let session = Session::new(worker, ListenerKind::HttpProxy, None, peer);
             let _listed = list_session(&session, "http", "HTTP proxy".to_owned());
-            Box::pin(from_proxy_client(session, Io::new(Stream::Plain(tcp)))).await;
+            Box::pin(from_proxy_client(session, Io::new(ByteStream::Plain(tcp)))).await;
         }
         ListenerKind::Address(at) => Box::pin(to_address(&worker, at, tcp, peer)).await,
         ListenerKind::Outbound { .. }
         | ListenerKind::Service { .. }
         | ListenerKind::Pinned { .. } => {
-            let io = Io::new(Stream::Plain(tcp));
+            let io = Io::new(ByteStream::Plain(tcp));
             Box::pin(to_service(&worker, listener_kind, io, BytesMut::new(), peer)).await;
         }
         ListenerKind::Gateway { port } => {
@@ -70,17 +70,17 @@ pub(crate) async fn serve_connection(
 
 /// Serves a connection from another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
 async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
-    let Some(config) = worker.world.current_config() else {
+    let Some(config) = worker.config_store.current_config() else {
         return;
     };
     let spoken = config.in_clear(port, peer.ip());
     let access = &config.plans.access;
     let clients = if access.skips_proof(port, peer.ip()) {
-        Clients::Anyone
+        AcceptedClients::Anyone
     } else if access.takes_external_principals(port, peer.ip()) {
-        Clients::ExternalPrincipals
+        AcceptedClients::ExternalPrincipals
     } else {
-        Clients::Members
+        AcceptedClients::Members
     };
     drop(config);
     let half_open = worker.half_open.admit(peer.ip());
@@ -89,13 +89,13 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
         match handshake::await_start(worker, &half_open, looked).await {
             Some(true) => {}
             Some(false) => {
-                let io = Io::new(Stream::Plain(tcp));
+                let io = Io::new(ByteStream::Plain(tcp));
                 return allowed_in_clear(worker, half_open, port, spoken, io, peer).await;
             }
             None => return leno_listen::reset_on_drop(&tcp),
         }
     }
-    let Some(credential) = worker.world.credential() else {
+    let Some(credential) = worker.config_store.credential() else {
         return;
     };
     let accepting = async {
@@ -113,9 +113,14 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
 }
 
 /// Serves a connection inside TLS for as long as its client is allowed.
-async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: SocketAddr) {
+async fn inside_tls(
+    worker: &Rc<Worker>,
+    port: u16,
+    accepted: AcceptedConnection,
+    peer: SocketAddr,
+) {
     let proved = accepted.client.member().cloned();
-    if proved.as_ref().is_some_and(|proved| worker.world.revokes_workload(proved)) {
+    if proved.as_ref().is_some_and(|proved| worker.config_store.revokes_workload(proved)) {
         let reason = Reason::RevokedPeer.label();
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
@@ -128,20 +133,23 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
     let identity = member.map(Rc::new);
     let state = accepted.tls.get_ref().1;
     let alpn = state.alpn_protocol().map(<[u8]>::to_vec);
-    let carrier = Carrier::Tls { asked: state.server_name().map(Into::into), external_principal };
-    let io = Io::new(Stream::Server(Box::new(accepted.tls)));
+    let carrier = SessionTransport::Tls {
+        server_name: state.server_name().map(Into::into),
+        external_principal,
+    };
+    let io = Io::new(ByteStream::Server(Box::new(accepted.tls)));
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, identity, peer);
     (session.expires, session.carrier) = (expires, carrier);
     let origin = session.origin();
     let served = pin!(serve_inbound(session, port, expires, io.clone(), alpn));
     let forbidden = pin!(async {
         match &proved {
-            Some(proved) => worker.world.wait_until_revoked(proved).await,
+            Some(proved) => worker.config_store.wait_until_revoked(proved).await,
             // Only an ingress rule allows clients that are not mesh members.
-            None => worker.world.kept_out(port, origin).await,
+            None => worker.config_store.kept_out(port, origin).await,
         }
     });
-    if serve_until(served, forbidden, &io).await == Ended::Cut {
+    if serve_until(served, forbidden, &io).await == ConnectionResult::Aborted {
         let reason = match proved {
             Some(_) => Reason::RevokedPeer,
             None => Reason::PlaintextRejected,
@@ -158,7 +166,7 @@ async fn inside_tls(worker: &Rc<Worker>, port: u16, accepted: Accepted, peer: So
 /// Reports a client that is rejected because it has no mutual TLS.
 fn note_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) {
     if reason == Reason::PlaintextRejected {
-        worker.world.conditions.note_rejected_client(port, peer.ip());
+        worker.config_store.conditions.note_rejected_client(port, peer.ip());
     }
 }
 
@@ -172,9 +180,9 @@ async fn allowed_in_clear(
     peer: SocketAddr,
 ) {
     let mut served = Box::pin(plain_inbound(worker, half_open, port, spoken, io.clone(), peer));
-    let origin = Origin { address: peer.ip(), carrier: Carrier::Clear };
-    let refused = Box::pin(worker.world.kept_out(port, origin));
-    if serve_until(served.as_mut(), refused, &io).await == Ended::Cut {
+    let origin = ConnectionOrigin { address: peer.ip(), transport: SessionTransport::Plaintext };
+    let refused = Box::pin(worker.config_store.kept_out(port, origin));
+    if serve_until(served.as_mut(), refused, &io).await == ConnectionResult::Aborted {
         if let Some(line) = worker.log_line(peer) {
             let suppressed = line.suppressed;
             tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
@@ -190,21 +198,21 @@ pub(crate) async fn serve_until(
     mut served: Pin<&mut impl Future<Output = ()>>,
     forbidden: impl Future<Output = ()> + Unpin,
     io: &Io,
-) -> Ended {
+) -> ConnectionResult {
     tokio::select! {
-        () = &mut served => return Ended::Whole,
+        () = &mut served => return ConnectionResult::Complete,
         () = forbidden => {}
     }
     io.cut();
     served.await;
-    Ended::Cut
+    ConnectionResult::Aborted
 }
 
 /// The result of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
-    Whole,
-    Cut,
+pub(crate) enum ConnectionResult {
+    Complete,
+    Aborted,
 }
 
 /// Serves a client without mutual TLS in the protocol of the application. An HTTP client is half-open until it
@@ -232,15 +240,15 @@ async fn plain_inbound(
     session.found_http2 = found_http2(declared, spoken);
     let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
     match spoken {
-        Spoken::Http1 => {
+        ConnectionProtocol::Http1 => {
             let listed = list("http");
             Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
         }
-        Spoken::Http2 => {
+        ConnectionProtocol::Http2 => {
             let _listed = list("http2");
             Box::pin(half_open_http2(session, half_open, &io, early)).await;
         }
-        Spoken::Opaque => {
+        ConnectionProtocol::Opaque => {
             drop(half_open);
             let _listed = list("tcp");
             Box::pin(tcp::forward_plaintext(&session, port, io, early)).await;
@@ -252,7 +260,7 @@ async fn plain_inbound(
 pub(crate) async fn half_open_http1(
     session: Session,
     half_open: HalfOpen,
-    listed: Listed,
+    listed: ConnectionListing,
     io: &Io,
     early: BytesMut,
 ) {
@@ -270,7 +278,7 @@ async fn first_request(
     early: BytesMut,
 ) -> Option<BytesMut> {
     let worker = &session.worker;
-    let mut reader = Reader::new(io.clone());
+    let mut reader = MessageReader::new(io.clone());
     reader.buffer = early;
     let mut head = worker.request_heads.lend();
     let read = finished_within(worker.config.limits.head_timeout, reader.whole_request(&mut head));
@@ -308,8 +316,13 @@ pub(crate) async fn half_open_http2(
 }
 
 /// Serves a connection that begins with HTTP/1.1 and may be upgraded to HTTP/2.
-pub(crate) async fn from_http1(session: Session, listed: Listed, io: &Io, early: BytesMut) {
-    if let Served::Http2 { first, early } = serve_requests(&session, io, early).await {
+pub(crate) async fn from_http1(
+    session: Session,
+    listed: ConnectionListing,
+    io: &Io,
+    early: BytesMut,
+) {
+    if let ServeResult::Http2 { first, early } = serve_requests(&session, io, early).await {
         listed.goes_on_in("http2");
         session.is_exclusive.set(false);
         Box::pin(http2::server::go_on(Rc::new(session), io, first, early)).await;
@@ -348,10 +361,10 @@ async fn serve_inbound(
 /// once the certificate of the peer has expired.
 async fn inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
     let worker = session.worker.clone();
-    let _counted = Counted::for_link(&worker.shard, ConnectionSide::Downstream);
+    let _counted = OpenCounter::for_link(&worker.shard, ConnectionSide::Downstream);
     let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
     let mut phase = worker.phase.clone();
-    let on_open = move |opened: Opened| {
+    let on_open = move |opened: OpenedStream| {
         let session = session.clone();
         match opened.kind {
             StreamKind::Http => TaskPool::serve_stream(session, opened),
@@ -383,11 +396,11 @@ async fn inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io)
 /// Serves the application as its HTTP proxy; a tunnel then becomes a connection to the service that it names.
 async fn from_proxy_client(session: Session, io: Io) {
     let (authority, early) = match serve_requests(&session, &io, BytesMut::new()).await {
-        Served::Tunnel { authority, early } => (authority, early),
-        Served::PriorKnowledge { early } => {
+        ServeResult::Tunnel { authority, early } => (authority, early),
+        ServeResult::PriorKnowledge { early } => {
             return Box::pin(http2::server::serve_connection(Rc::new(session), &io, early)).await;
         }
-        Served::Done | Served::Http2 { .. } => return,
+        ServeResult::Done | ServeResult::Http2 { .. } => return,
     };
     let named = match route::tunnel_destination(&session, &authority).await {
         Ok(named) => named,
@@ -396,17 +409,18 @@ async fn from_proxy_client(session: Session, io: Io) {
             return;
         }
     };
-    let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
+    let mut writer =
+        MessageWriter::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     writer.output_buffer().extend_from_slice(b"HTTP/1.1 200 Connection established\r\n\r\n");
     if writer.flush().await.is_err() {
         return;
     }
     match named {
-        Named::Service(service, port) => {
+        NamedDestination::Service(service, port) => {
             let listener_kind = ListenerKind::Service { service, port };
             Box::pin(to_service(&session.worker, listener_kind, io, early, session.peer)).await;
         }
-        Named::Outside(at) => {
+        NamedDestination::Outside(at) => {
             let inner =
                 Session::new(session.worker.clone(), ListenerKind::Address(at), None, session.peer);
             let _listed = list_session(&inner, "tcp", format!("{at}, outside"));
@@ -417,9 +431,9 @@ async fn from_proxy_client(session: Session, io: Io) {
 
 /// Serves a connection from the application to an address, by the address entry.
 async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: SocketAddr) {
-    let io = Io::new(Stream::Plain(tcp));
+    let io = Io::new(ByteStream::Plain(tcp));
     let max_wait = worker.config.limits.discovery_timeout;
-    let address_entry = match worker.world.address_entry(at.ip(), max_wait).await {
+    let address_entry = match worker.config_store.address_entry(at.ip(), max_wait).await {
         Ok(address_entry) => address_entry,
         Err(reason) => {
             tracing::debug!(address = %at, reason = reason.label(), "no configuration for this address");
@@ -428,7 +442,7 @@ async fn to_address(worker: &Rc<Worker>, at: SocketAddr, tcp: TcpStream, peer: S
         }
     };
     let listener_kind = match &*address_entry {
-        AddressEntry::Outside => None,
+        AddressEntry::External => None,
         AddressEntry::Service(service) => {
             Some(ListenerKind::Service { service: service.clone(), port: at.port() })
         }
@@ -481,15 +495,15 @@ async fn to_service(
     session.found_http2 = found_http2(declared, spoken);
     let list = |protocol| list_session(&session, protocol, format!("{service}:{port}"));
     match spoken {
-        Spoken::Http1 => {
+        ConnectionProtocol::Http1 => {
             let listed = list("http");
             Box::pin(from_http1(session, listed, &io, early)).await;
         }
-        Spoken::Http2 => {
+        ConnectionProtocol::Http2 => {
             let _listed = list("http2");
             Box::pin(http2::server::serve_connection(Rc::new(session), &io, early)).await;
         }
-        Spoken::Opaque => {
+        ConnectionProtocol::Opaque => {
             let _listed = list("tcp");
             Box::pin(tcp::to_service(&session, &service, port, io, early)).await;
         }
@@ -504,17 +518,17 @@ pub(crate) async fn detect_protocol(
     max_wait: Duration,
     io: &Io,
     early: &mut BytesMut,
-) -> Option<Spoken> {
+) -> Option<ConnectionProtocol> {
     let limits = &worker.config.limits;
     match declared {
-        Protocol::Tcp => Some(Spoken::Opaque),
+        Protocol::Tcp => Some(ConnectionProtocol::Opaque),
         // A silent client implies a protocol in which the server speaks first.
         Protocol::Detect => match timeout(limits.detect_timeout, sniff_connection(io, early)).await
         {
-            Ok(Sniffed::Http1) => Some(Spoken::Http1),
-            Ok(Sniffed::Http2) => Some(Spoken::Http2),
+            Ok(DetectedProtocol::Http1) => Some(ConnectionProtocol::Http1),
+            Ok(DetectedProtocol::Http2) => Some(ConnectionProtocol::Http2),
             // The protocol of the application is unknown: bytes are forwarded unchanged.
-            Ok(_) | Err(_) => Some(Spoken::Opaque),
+            Ok(_) | Err(_) => Some(ConnectionProtocol::Opaque),
         },
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
             let sniffed = loop {
@@ -535,30 +549,30 @@ pub(crate) async fn detect_protocol(
                     // A spurious wakeup: no byte has arrived.
                     Err(_) if early.is_empty() => {}
                     // The reader of the head reports a client that stops halfway.
-                    Err(_) => break Sniffed::More,
+                    Err(_) => break DetectedProtocol::Incomplete,
                 }
             };
             Some(match (declared, sniffed) {
                 // The application's own TLS, opaque to both sidecars.
-                (_, Sniffed::Tls) => Spoken::Opaque,
+                (_, DetectedProtocol::Tls) => ConnectionProtocol::Opaque,
                 // Both versions are accepted, independent of the declaration: the sidecar of the application
                 // translates. The reader of the head rejects other bytes.
-                (_, Sniffed::Http2) => Spoken::Http2,
-                (Protocol::Http, _) | (_, Sniffed::Http1) => Spoken::Http1,
-                _ => Spoken::Http2,
+                (_, DetectedProtocol::Http2) => ConnectionProtocol::Http2,
+                (Protocol::Http, _) | (_, DetectedProtocol::Http1) => ConnectionProtocol::Http1,
+                _ => ConnectionProtocol::Http2,
             })
         }
     }
 }
 
 /// True if the client speaks HTTP/2 to a port without a declared protocol: the application gets HTTP/2 too.
-fn found_http2(declared: Protocol, spoken: Spoken) -> bool {
-    declared == Protocol::Detect && spoken == Spoken::Http2
+fn found_http2(declared: Protocol, spoken: ConnectionProtocol) -> bool {
+    declared == Protocol::Detect && spoken == ConnectionProtocol::Http2
 }
 
 /// The protocol in which a connection to a service is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spoken {
+pub(crate) enum ConnectionProtocol {
     Http1,
     Http2,
     Opaque,
@@ -567,7 +581,7 @@ pub(crate) enum Spoken {
 /// Returns the declared protocol of a service port; `Detect` if it is not known.
 async fn declared_protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
     let max_wait = worker.config.limits.discovery_timeout;
-    let Ok((_, plan)) = worker.world.with_service(service, max_wait).await else {
+    let Ok((_, plan)) = worker.config_store.with_service(service, max_wait).await else {
         return Protocol::Detect;
     };
     plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
@@ -576,11 +590,11 @@ async fn declared_protocol(worker: &Worker, service: &ServiceName, port: u16) ->
 /// Returns the protocol at a port of a workload that is addressed directly.
 async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
     let max_wait = worker.config.limits.discovery_timeout;
-    match worker.world.address_entry(at.ip(), max_wait).await.as_deref() {
+    match worker.config_store.address_entry(at.ip(), max_wait).await.as_deref() {
         Ok(AddressEntry::Workload { ports, .. }) => {
             ports.get(&at.port()).map_or(Protocol::Detect, |port| port.protocol)
         }
-        Ok(AddressEntry::Service(_) | AddressEntry::Outside) | Err(_) => Protocol::Detect,
+        Ok(AddressEntry::Service(_) | AddressEntry::External) | Err(_) => Protocol::Detect,
     }
 }
 
@@ -588,9 +602,9 @@ async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
 fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
     match listener_kind {
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
-            worker.world.declared_protocol(service, *port)
+            worker.config_store.declared_protocol(service, *port)
         }
-        ListenerKind::Pinned { at, .. } => worker.world.protocol_at(*at),
+        ListenerKind::Pinned { at, .. } => worker.config_store.protocol_at(*at),
         ListenerKind::Inbound { .. }
         | ListenerKind::HttpProxy
         | ListenerKind::Address(_)
@@ -598,8 +612,12 @@ fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protoco
     }
 }
 
-pub(crate) fn list_session(session: &Session, protocol: &'static str, target: String) -> Listed {
-    session.worker.connections.list(Connection {
+pub(crate) fn list_session(
+    session: &Session,
+    protocol: &'static str,
+    target: String,
+) -> ConnectionListing {
+    session.worker.connections.list(OpenConnection {
         direction: if session.is_inbound() { "inbound" } else { "outbound" },
         protocol,
         peer: session.peer,

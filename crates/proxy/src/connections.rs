@@ -5,16 +5,16 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use leno_telemetry::{ConnectionSide, Gauge, Shard};
+use leno_telemetry::{ConnectionSide, Gauge, MetricsShard};
 use slab::Slab;
 
 /// The open connections of all threads.
 #[derive(Default)]
-pub(crate) struct Connections(Mutex<Slab<Connection>>);
+pub(crate) struct Connections(Mutex<Slab<OpenConnection>>);
 
 /// One open connection.
 #[derive(Debug, Clone)]
-pub(crate) struct Connection {
+pub(crate) struct OpenConnection {
     pub(crate) direction: &'static str,
     pub(crate) protocol: &'static str,
     pub(crate) peer: SocketAddr,
@@ -27,29 +27,32 @@ pub(crate) struct Connection {
 
 impl Connections {
     /// Lists a connection until the guard is dropped.
-    pub(crate) fn list(self: &std::sync::Arc<Self>, connection: Connection) -> Listed {
+    pub(crate) fn list(
+        self: &std::sync::Arc<Self>,
+        connection: OpenConnection,
+    ) -> ConnectionListing {
         let key = self.lock().insert(connection);
-        Listed { connections: self.clone(), key }
+        ConnectionListing { connections: self.clone(), key }
     }
 
     /// Returns at most `limit` of the open connections, and their total number.
-    pub(crate) fn snapshot(&self, limit: usize) -> (usize, Vec<Connection>) {
+    pub(crate) fn snapshot(&self, limit: usize) -> (usize, Vec<OpenConnection>) {
         let all = self.lock();
         (all.len(), all.iter().take(limit).map(|(_, connection)| connection.clone()).collect())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Slab<Connection>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Slab<OpenConnection>> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 /// Keeps a connection in the list until dropped.
-pub(crate) struct Listed {
+pub(crate) struct ConnectionListing {
     connections: std::sync::Arc<Connections>,
     key: usize,
 }
 
-impl Listed {
+impl ConnectionListing {
     /// Records that the connection continues in another protocol.
     pub(crate) fn goes_on_in(&self, protocol: &'static str) {
         if let Some(connection) = self.connections.lock().get_mut(self.key) {
@@ -58,46 +61,46 @@ impl Listed {
     }
 }
 
-impl Drop for Listed {
+impl Drop for ConnectionListing {
     fn drop(&mut self) {
         self.connections.lock().try_remove(self.key);
     }
 }
 
 /// Counts a connection or link as open until it is dropped.
-pub(crate) struct Counted {
-    shard: Rc<Shard>,
-    what: What,
+pub(crate) struct OpenCounter {
+    shard: Rc<MetricsShard>,
+    what: CountedResource,
 }
 
-enum What {
+enum CountedResource {
     Connection(ConnectionSide),
     Link(Gauge),
 }
 
-impl Counted {
+impl OpenCounter {
     /// Counts a connection opened on this side.
-    pub(crate) fn for_connection(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
+    pub(crate) fn for_connection(shard: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
         shard.connection_opened(side);
-        Self { shard: shard.clone(), what: What::Connection(side) }
+        Self { shard: shard.clone(), what: CountedResource::Connection(side) }
     }
 
     /// Counts a link opened on this side.
-    pub(crate) fn for_link(shard: &Rc<Shard>, side: ConnectionSide) -> Self {
+    pub(crate) fn for_link(shard: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
         let gauge = match side {
             ConnectionSide::Downstream => Gauge::LinksDownstream,
             ConnectionSide::Upstream => Gauge::LinksUpstream,
         };
         shard.raise(gauge, 1);
-        Self { shard: shard.clone(), what: What::Link(gauge) }
+        Self { shard: shard.clone(), what: CountedResource::Link(gauge) }
     }
 }
 
-impl Drop for Counted {
+impl Drop for OpenCounter {
     fn drop(&mut self) {
         match self.what {
-            What::Connection(side) => self.shard.connection_closed(side),
-            What::Link(gauge) => self.shard.lower(gauge, 1),
+            CountedResource::Connection(side) => self.shard.connection_closed(side),
+            CountedResource::Link(gauge) => self.shard.lower(gauge, 1),
         }
     }
 }

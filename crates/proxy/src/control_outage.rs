@@ -4,13 +4,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use leno_discovery::{FollowError, JoinError};
+use leno_discovery::{DiscoveryError, JoinError};
 use rustls::Error as TlsFailure;
 use tokio::sync::Notify;
 
 use crate::StartError;
 use crate::control_address::ControlAddress;
-use crate::follow::Ended;
+use crate::control_client::StreamError;
 
 /// The failures since the last stable connection.
 #[derive(Debug)]
@@ -18,13 +18,13 @@ pub(crate) struct ControlOutage {
     /// The number of configured control planes.
     controls: usize,
     /// The last failure of each configured control plane, by its position in the configuration.
-    failures: RefCell<BTreeMap<usize, Failure>>,
+    failures: RefCell<BTreeMap<usize, ControlFailure>>,
     /// True if a connection was logged since.
     is_connected_logged: Cell<bool>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Failure {
+struct ControlFailure {
     line: String,
     is_final: bool,
 }
@@ -44,11 +44,12 @@ impl ControlOutage {
         &self,
         place: usize,
         control: &ControlAddress,
-        ended: &Ended,
+        ended: &StreamError,
         serving: Serving,
     ) -> bool {
         let (problem, reason) = (ended.failure_summary(), ended.failure_detail());
-        let failure = Failure { line: format!("{problem}: {reason}"), is_final: ended.is_final() };
+        let failure =
+            ControlFailure { line: format!("{problem}: {reason}"), is_final: ended.is_final() };
         let state = match serving {
             Serving::Configuration => "serving the last configuration",
             Serving::Nothing => "no configuration to serve yet",
@@ -116,18 +117,18 @@ impl FatalFailure {
     }
 }
 
-impl Ended {
+impl StreamError {
     /// Returns a short description of the failure, for the start of a log line.
     fn failure_summary(&self) -> &'static str {
         match self {
             Self::Io(error) if is_untrusted(error) => "the control plane is not trusted",
             Self::Untrusted { .. } => "the control plane is not trusted",
-            Self::Io(_) | Self::Late => "the control plane is unreachable",
-            Self::Join(JoinError::Refused { .. }) => "the control plane rejected the join",
+            Self::Io(_) | Self::Timeout => "the control plane is unreachable",
+            Self::Join(JoinError::Rejected { .. }) => "the control plane rejected the join",
             Self::Join(_) => "the join failed",
-            Self::Unproved(_) => "the proxy cannot join",
+            Self::JoinCredential(_) => "the proxy cannot join",
             Self::Tls(_) | Self::Certificate(_) => "the certificate cannot be used",
-            Self::Stream(FollowError::Goodbye(_)) => "the control plane closed the connection",
+            Self::Stream(DiscoveryError::Goodbye(_)) => "the control plane closed the connection",
             Self::Stream(_) => "the connection to the control plane was lost",
         }
     }
@@ -136,8 +137,8 @@ impl Ended {
     fn failure_detail(&self) -> String {
         match self {
             Self::Io(error) => error.to_string(),
-            Self::Join(JoinError::Refused { reason, .. })
-            | Self::Stream(FollowError::Goodbye(reason)) => reason.clone(),
+            Self::Join(JoinError::Rejected { reason, .. })
+            | Self::Stream(DiscoveryError::Goodbye(reason)) => reason.clone(),
             Self::Tls(error) => error.to_string(),
             Self::Certificate(error) => error.to_string(),
             other => other.to_string(),
@@ -155,8 +156,8 @@ impl Ended {
     /// True if the same attempt cannot succeed later: it needs another token, or another control plane.
     fn is_final(&self) -> bool {
         match self {
-            Self::Join(JoinError::Refused { is_final, .. }) => *is_final,
-            Self::Unproved(unproved) => unproved.is_final(),
+            Self::Join(JoinError::Rejected { is_final, .. }) => *is_final,
+            Self::JoinCredential(unproved) => unproved.is_final(),
             Self::Untrusted { is_final, .. } => *is_final,
             _ => false,
         }
@@ -173,18 +174,19 @@ fn is_untrusted(error: &std::io::Error) -> bool {
 mod tests {
     use super::*;
 
-    fn rejected_join(is_final: bool) -> Ended {
-        Ended::Join(JoinError::Refused { reason: "used".to_owned(), is_final })
+    fn rejected_join(is_final: bool) -> StreamError {
+        StreamError::Join(JoinError::Rejected { reason: "used".to_owned(), is_final })
     }
 
     #[test]
     fn only_final_failures_of_all_control_planes_leave_no_hope() {
         let control = ControlAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 15010)));
         let outage = ControlOutage::new(2);
-        let failed =
-            |place, ended: &Ended| outage.record_failure(place, &control, ended, Serving::Nothing);
+        let failed = |place, ended: &StreamError| {
+            outage.record_failure(place, &control, ended, Serving::Nothing)
+        };
         assert!(!failed(0, &rejected_join(true)), "another control plane may accept it");
-        assert!(!failed(1, &Ended::Late));
+        assert!(!failed(1, &StreamError::Timeout));
         assert!(failed(1, &rejected_join(true)));
         assert!(!outage.record_failure(1, &control, &rejected_join(true), Serving::Configuration));
         assert!(!failed(0, &rejected_join(false)), "the rejection may pass");
@@ -198,10 +200,10 @@ mod tests {
 
     #[test]
     fn a_failure_is_named_by_what_failed_and_not_twice() {
-        let unreachable = Ended::Io(std::io::ErrorKind::ConnectionRefused.into());
-        let goodbye = Ended::Stream(FollowError::Goodbye("another proxy".to_owned()));
+        let unreachable = StreamError::Io(std::io::ErrorKind::ConnectionRefused.into());
+        let goodbye = StreamError::Stream(DiscoveryError::Goodbye("another proxy".to_owned()));
         let untrusted = TlsFailure::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        let foreign = || Ended::Io(std::io::Error::other(untrusted.clone()));
+        let foreign = || StreamError::Io(std::io::Error::other(untrusted.clone()));
         assert!(foreign().in_join(true).is_final() && !foreign().in_join(false).is_final());
         let named = [
             (unreachable, "the control plane is unreachable: connection refused"),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use leno_model::Reason;
-use leno_outside::Dial;
+use leno_outside::Connector;
 use rustix::io::Errno;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
@@ -37,7 +37,7 @@ pub(crate) fn dial_reason(error: &io::Error) -> Reason {
     }
 }
 
-impl Dial for Interception {
+impl Connector for Interception {
     async fn dial(&self, address: SocketAddr) -> io::Result<TcpStream> {
         dial_address(address, self).await
     }

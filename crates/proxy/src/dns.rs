@@ -13,17 +13,18 @@ use tokio::net::UdpSocket;
 use tokio::sync::Semaphore;
 
 use crate::config::Interception;
-use crate::dns_proxy::{Over, bind_when_free};
-use crate::follow::Follower;
-use crate::names::{IsNew, to_v6};
-use crate::subscriptions::Table;
+use crate::control_client::ControlClient;
+use crate::dns_proxy::{DnsTransport, bind_when_free};
+use crate::subscriptions::SubscriptionTable;
+use crate::virtual_addresses::{IsNew, to_v6};
 
 /// Answers DNS queries over UDP for as long as the proxy lives.
-pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
-    let conditions = &follower.world.conditions;
-    let socket =
-        bind_when_free(conditions, address, Over::Udp, async || UdpSocket::bind(address).await)
-            .await;
+pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr) {
+    let conditions = &control_client.config_store.conditions;
+    let socket = bind_when_free(conditions, address, DnsTransport::Udp, async || {
+        UdpSocket::bind(address).await
+    })
+    .await;
     let socket = Rc::new(socket);
     let slots = std::sync::Arc::new(Semaphore::new(QUERIES_MAX));
     let mut packet = [0_u8; PACKET_BYTES_MAX];
@@ -36,12 +37,12 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
         }
         // An application that sends more queries than the control plane answers loses some, and retries them.
         let Ok(slot) = slots.clone().try_acquire_owned() else {
-            follower.shard.add(Count::DnsQueriesFailed, 1);
+            control_client.shard.add(Count::DnsQueriesFailed, 1);
             continue;
         };
-        let (follower, socket) = (follower.clone(), socket.clone());
+        let (control_client, socket) = (control_client.clone(), socket.clone());
         tokio::task::spawn_local(async move {
-            if let Err(error) = answer_query(&follower, &socket, &query, client).await {
+            if let Err(error) = answer_query(&control_client, &socket, &query, client).await {
                 tracing::debug!(%error, "DNS response not sent");
             }
             drop(slot);
@@ -50,7 +51,7 @@ pub(crate) async fn serve(follower: Rc<Follower>, address: SocketAddr) {
 }
 
 async fn answer_query(
-    follower: &Follower,
+    control_client: &ControlClient,
     socket: &UdpSocket,
     query: &Message,
     client: SocketAddr,
@@ -63,7 +64,7 @@ async fn answer_query(
     match query.queries.as_slice() {
         [question] if asked.op_code == OpCode::Query => {
             reply.add_query(question.clone());
-            match look_up(follower, question).await {
+            match look_up(control_client, question).await {
                 Ok(Some(address)) => {
                     let data = match question.query_type() {
                         RecordType::AAAA => RData::AAAA(AAAA(to_v6(address))),
@@ -88,34 +89,39 @@ async fn answer_query(
 }
 
 /// Returns the address of the service that a query names; `Ok(None)`: it has no record of this type.
-async fn look_up(follower: &Follower, question: &Query) -> Result<Option<Ipv4Addr>, ResponseCode> {
+async fn look_up(
+    control_client: &ControlClient,
+    question: &Query,
+) -> Result<Option<Ipv4Addr>, ResponseCode> {
     if question.query_class() != DNSClass::IN {
         return Err(ResponseCode::NotImp);
     }
-    let namespace = &follower.config.workload.namespace;
+    let namespace = &control_client.config.workload.namespace;
     let name = question.name().to_utf8();
     let service = host::service_of(&name, namespace).ok_or(ResponseCode::NXDomain)?;
-    let max_wait = follower.config.limits.discovery_timeout;
-    match follower.world.with_service(&service, max_wait).await {
+    let max_wait = control_client.config.limits.discovery_timeout;
+    match control_client.config_store.with_service(&service, max_wait).await {
         Ok(_) => {}
         Err(leno_model::Reason::UnknownService) => return Err(ResponseCode::NXDomain),
         // Without a response of the control plane, existence is unknown: SERVFAIL, not NXDOMAIN.
         Err(_) => return Err(ResponseCode::ServFail),
     }
-    let has_v6 =
-        matches!(follower.config.interception, Interception::Redirect { outbound_v6: Some(_), .. });
+    let has_v6 = matches!(
+        control_client.config.interception,
+        Interception::Redirect { outbound_v6: Some(_), .. }
+    );
     match question.query_type() {
         RecordType::A => {}
         RecordType::AAAA if has_v6 => {}
         _ => return Ok(None),
     }
-    let names = follower.world.names();
+    let names = control_client.config_store.names();
     let (address, is_new) = names.virtual_address(&service).ok_or(ResponseCode::ServFail)?;
     if is_new == IsNew::InPlaceOfAnother {
-        follower.note_evicted(Table::ServiceAddresses, 1);
+        control_client.note_evicted(SubscriptionTable::ServiceAddresses, 1);
     }
     if is_new != IsNew::No {
-        follower.state.keep_names(&names.to_text());
+        control_client.state.keep_names(&names.to_text());
     }
     Ok(Some(address))
 }

@@ -1,7 +1,7 @@
 //! DNS proxy for the application: names of the mesh are resolved locally, other queries are forwarded to the
 //! configured resolvers.
 
-mod allowance;
+mod query_budget;
 mod question;
 mod resolvers;
 
@@ -24,19 +24,19 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::conditions::Conditions;
 use crate::config::DnsProxy;
-use crate::follow::Follower;
-use crate::world::Want;
+use crate::config_store::ResourceRequest;
+use crate::control_client::ControlClient;
 
-pub use question::{BadDomain, ClusterDomain};
+pub use question::{ClusterDomain, InvalidDomain};
 
-use allowance::Allowance;
-use question::{Asked, Reading, read, server_failure};
+use query_budget::QueryBudget;
+use question::{ParsedQuery, ServiceQuery, read, server_failure};
 use resolvers::Resolvers;
 pub(crate) use resolvers::is_answer;
 
 /// The transport of a DNS query and its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Over {
+pub(crate) enum DnsTransport {
     Udp,
     Tcp,
 }
@@ -62,20 +62,23 @@ pub(crate) fn build_replies(
 ) -> DnsReplies {
     let failure = server_failure(packet);
     match read(packet, domain) {
-        Reading::Service(asked) => DnsReplies {
-            udp: asked.build_response(found, Over::Udp),
-            tcp: asked.build_response(found, Over::Tcp),
+        ParsedQuery::Service(asked) => DnsReplies {
+            udp: asked.build_response(found, DnsTransport::Udp),
+            tcp: asked.build_response(found, DnsTransport::Tcp),
             service: Some(asked.service),
             failure,
         },
-        Reading::Foreign | Reading::Nonsense => DnsReplies { failure, ..DnsReplies::default() },
+        ParsedQuery::OutsideMesh | ParsedQuery::Invalid => {
+            DnsReplies { failure, ..DnsReplies::default() }
+        }
     }
 }
 
 /// Serves DNS queries for the lifetime of the proxy.
-pub(crate) fn serve(tasks: &LocalSet, follower: &Rc<Follower>, dns_proxy: &DnsProxy) {
+pub(crate) fn serve(tasks: &LocalSet, control_client: &Rc<ControlClient>, dns_proxy: &DnsProxy) {
     let resolvers = Resolvers::new(dns_proxy.resolvers.clone(), RESOLVER_PORT, is_of_pod);
-    let answerer = Answerer::new(follower.clone(), dns_proxy.domain.clone(), resolvers);
+    let answerer =
+        DnsQueryHandler::new(control_client.clone(), dns_proxy.domain.clone(), resolvers);
     let answerer = Rc::new(answerer);
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     for address in &dns_proxy.at {
@@ -100,45 +103,45 @@ fn is_of_pod(server: IpAddr) -> bool {
     server.is_loopback() || server.is_unspecified()
 }
 
-struct Answerer {
-    follower: Rc<Follower>,
+struct DnsQueryHandler {
+    control_client: Rc<ControlClient>,
     domain: ClusterDomain,
     resolvers: Resolvers,
     /// Set after the control plane left a query unanswered: until then queries do not wait for it.
     silent_until: Cell<Option<Instant>>,
     /// The budget of control plane queries for new names.
-    allowance: RefCell<Allowance>,
+    allowance: RefCell<QueryBudget>,
     /// Permits for DNS queries that wait for the control plane or a resolver.
     under_way: Arc<Semaphore>,
 }
 
 /// The next step of a DNS query.
-enum Step {
+enum QueryStep {
     /// The query is complete, with this response or none.
     Reply(Option<Vec<u8>>),
     /// The query is forwarded while this permit is held: to the control plane first, if it is for a service
     /// without a known record.
-    Ask(Option<Box<Asked>>, OwnedSemaphorePermit),
+    Forward(Option<Box<ServiceQuery>>, OwnedSemaphorePermit),
 }
 
-impl Answerer {
-    fn new(follower: Rc<Follower>, domain: ClusterDomain, resolvers: Resolvers) -> Self {
+impl DnsQueryHandler {
+    fn new(control_client: Rc<ControlClient>, domain: ClusterDomain, resolvers: Resolvers) -> Self {
         Self {
-            follower,
+            control_client,
             domain,
             resolvers,
             silent_until: Cell::new(None),
-            allowance: RefCell::new(Allowance::new(Instant::now())),
+            allowance: RefCell::new(QueryBudget::new(Instant::now())),
             under_way: Arc::new(Semaphore::new(UNDER_WAY_MAX)),
         }
     }
 
     fn conditions(&self) -> &Conditions {
-        &self.follower.world.conditions
+        &self.control_client.config_store.conditions
     }
 
     async fn serve_udp(self: Rc<Self>, address: SocketAddr) {
-        let socket = bind_when_free(self.conditions(), address, Over::Udp, async || {
+        let socket = bind_when_free(self.conditions(), address, DnsTransport::Udp, async || {
             UdpSocket::bind(address).await
         })
         .await;
@@ -155,17 +158,18 @@ impl Answerer {
                 continue;
             }
             let query = packet.get(..length).unwrap_or_default();
-            let (asked, slot) = match self.handle_immediately(query, Over::Udp) {
-                Step::Reply(None) => continue,
-                Step::Reply(Some(reply)) => {
+            let (asked, slot) = match self.handle_immediately(query, DnsTransport::Udp) {
+                QueryStep::Reply(None) => continue,
+                QueryStep::Reply(Some(reply)) => {
                     socket.send_to(&reply, client).await.ok();
                     continue;
                 }
-                Step::Ask(asked, slot) => (asked, slot),
+                QueryStep::Forward(asked, slot) => (asked, slot),
             };
             let (answerer, socket, query) = (self.clone(), socket.clone(), query.to_vec());
             tokio::task::spawn_local(async move {
-                if let Some(reply) = answerer.resolve_query(asked, &query, Over::Udp).await {
+                if let Some(reply) = answerer.resolve_query(asked, &query, DnsTransport::Udp).await
+                {
                     socket.send_to(&reply, client).await.ok();
                 }
                 drop(slot);
@@ -174,7 +178,7 @@ impl Answerer {
     }
 
     async fn serve_tcp(self: Rc<Self>, address: SocketAddr, slots: Arc<Semaphore>) {
-        let listener = bind_when_free(self.conditions(), address, Over::Tcp, async || {
+        let listener = bind_when_free(self.conditions(), address, DnsTransport::Tcp, async || {
             TcpListener::bind(address).await
         })
         .await;
@@ -205,7 +209,7 @@ impl Answerer {
                 tcp.read_exact(&mut query).await.map(|_| query)
             };
             let query = timeout(IDLE_MAX, read).await.map_err(io::Error::from)??;
-            let reply = self.reply_to(&query, Over::Tcp).await;
+            let reply = self.reply_to(&query, DnsTransport::Tcp).await;
             let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
             let write = async {
                 tcp.write_all(&resolvers::frame_message(&reply)).await?;
@@ -216,42 +220,42 @@ impl Answerer {
     }
 
     /// Returns the response to a query; `None` if it is malformed.
-    async fn reply_to(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
+    async fn reply_to(&self, query: &[u8], over: DnsTransport) -> Option<Vec<u8>> {
         match self.handle_immediately(query, over) {
-            Step::Reply(reply) => reply,
-            Step::Ask(asked, _slot) => self.resolve_query(asked, query, over).await,
+            QueryStep::Reply(reply) => reply,
+            QueryStep::Forward(asked, _slot) => self.resolve_query(asked, query, over).await,
         }
     }
 
     /// Handles a query as far as possible without waiting: known names are resolved regardless of the number of
     /// pending queries.
-    fn handle_immediately(&self, query: &[u8], over: Over) -> Step {
+    fn handle_immediately(&self, query: &[u8], over: DnsTransport) -> QueryStep {
         let asked = match read(query, &self.domain) {
-            Reading::Nonsense => {
+            ParsedQuery::Invalid => {
                 self.count(Count::DnsQueriesFailed);
-                return Step::Reply(None);
+                return QueryStep::Reply(None);
             }
-            Reading::Foreign => None,
-            Reading::Service(asked) => match self.known_record(&asked.service) {
+            ParsedQuery::OutsideMesh => None,
+            ParsedQuery::Service(asked) => match self.known_record(&asked.service) {
                 None => Some(asked),
                 Some(found) => match self.mesh_response(&asked, &found, over) {
-                    Some(reply) => return Step::Reply(Some(reply)),
+                    Some(reply) => return QueryStep::Reply(Some(reply)),
                     None => None,
                 },
             },
         };
         match self.under_way.clone().try_acquire_owned() {
-            Ok(slot) => Step::Ask(asked, slot),
-            Err(_) => Step::Reply(self.server_failure(query)),
+            Ok(slot) => QueryStep::Forward(asked, slot),
+            Err(_) => QueryStep::Reply(self.server_failure(query)),
         }
     }
 
     /// Queries the control plane about a service, and the resolvers if it has no record.
     async fn resolve_query(
         &self,
-        asked: Option<Box<Asked>>,
+        asked: Option<Box<ServiceQuery>>,
         query: &[u8],
-        over: Over,
+        over: DnsTransport,
     ) -> Option<Vec<u8>> {
         if let Some(asked) = asked
             && let Some(found) = self.request_record(&asked.service).await
@@ -267,7 +271,12 @@ impl Answerer {
     }
 
     /// Returns the response of the mesh; `None` if the query has to be forwarded.
-    fn mesh_response(&self, asked: &Asked, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
+    fn mesh_response(
+        &self,
+        asked: &ServiceQuery,
+        found: &DnsRecord,
+        over: DnsTransport,
+    ) -> Option<Vec<u8>> {
         let reply = asked.build_response(found, over).filter(|_| !found.is_forwarded())?;
         self.expect_connections(asked, found);
         self.count(Count::DnsQueriesAnswered);
@@ -282,14 +291,14 @@ impl Answerer {
     /// Returns the record of a name, if it is known and current.
     fn known_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         // Without a connection to the control plane, records may be outdated.
-        let is_fresh = self.follower.connected.get();
-        is_fresh.then(|| self.follower.world.dns_record(name)).flatten()
+        let is_fresh = self.control_client.connected.get();
+        is_fresh.then(|| self.control_client.config_store.dns_record(name)).flatten()
     }
 
     /// Requests the record of a name from the control plane. The wait is short: the resolvers have an equally
     /// valid response.
     async fn request_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
-        let Follower { world, connected, dns_names, .. } = &*self.follower;
+        let ControlClient { config_store, connected, dns_names, .. } = &*self.control_client;
         if !connected.get() {
             return None;
         }
@@ -298,15 +307,15 @@ impl Answerer {
         if is_new && !self.allowance.borrow_mut().try_withdraw(name, now) {
             return None;
         }
-        let mut changes = world.subscribe();
-        world.want_in_passing(Want::Name(name.clone()));
+        let mut changes = config_store.subscribe();
+        config_store.want_in_passing(ResourceRequest::Name(name.clone()));
         if self.silent_until.get().is_some_and(|until| now < until) {
             return None;
         }
         let found = async {
             loop {
                 // Checked again before the first wait: the record may have arrived since.
-                if let Some(found) = world.dns_record(name) {
+                if let Some(found) = config_store.dns_record(name) {
                     return Some(found);
                 }
                 changes.changed().await.ok()?;
@@ -320,19 +329,19 @@ impl Answerer {
     }
 
     /// Requests the entries of the addresses in a response: the application is about to connect.
-    fn expect_connections(&self, asked: &Asked, found: &DnsRecord) {
+    fn expect_connections(&self, asked: &ServiceQuery, found: &DnsRecord) {
         let addresses = || found.addresses().iter().filter(|address| asked.is_requested(**address));
         if addresses().count() > EXPECTED_MAX {
             return;
         }
-        let world = &self.follower.world;
-        for address in addresses().filter(|address| !world.knows_address(**address)) {
-            world.want_in_passing(Want::Address(*address));
+        let config_store = &self.control_client.config_store;
+        for address in addresses().filter(|address| !config_store.knows_address(**address)) {
+            config_store.want_in_passing(ResourceRequest::Address(*address));
         }
     }
 
     fn count(&self, count: Count) {
-        self.follower.shard.add(count, 1);
+        self.control_client.shard.add(count, 1);
     }
 }
 
@@ -340,7 +349,7 @@ impl Answerer {
 pub(crate) async fn bind_when_free<T>(
     conditions: &Conditions,
     address: SocketAddr,
-    over: Over,
+    over: DnsTransport,
     bind: impl AsyncFn() -> io::Result<T>,
 ) -> T {
     let mut failed = false;

@@ -15,7 +15,7 @@ pub(crate) enum Phase {
     /// Accepts no new connections; requests in progress finish.
     Draining,
     /// The data threads have ended. The admin and health pages complete their responses.
-    Over,
+    Stopped,
 }
 
 /// Returns the time for a last request on a connection that is idle or new when the drain begins. A request

@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use leno_model::{Endpoint, ServicePolicyName};
-use leno_traffic::outlier::Cause;
+use leno_traffic::outlier::EjectionCause;
 
 /// The ejected endpoints, by the number of the detector's cluster state. Accessed only by ejections,
 /// unejections and the admin page.
 #[derive(Default)]
 pub(crate) struct EjectedEndpoints {
-    clusters: Mutex<BTreeMap<u64, Vec<Entry>>>,
+    clusters: Mutex<BTreeMap<u64, Vec<EjectionRecord>>>,
     numbers: AtomicU64,
 }
 
 /// An endpoint ejected by one thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Entry {
+pub(crate) struct EjectionRecord {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) policy: ServicePolicyName,
-    pub(crate) cause: Cause,
+    pub(crate) cause: EjectionCause,
     pub(crate) since: Instant,
 }
 
@@ -32,7 +32,7 @@ impl EjectedEndpoints {
     }
 
     /// Replaces the ejected endpoints of one cluster state.
-    pub(crate) fn set_entries(&self, cluster: u64, entries: Vec<Entry>) {
+    pub(crate) fn set_entries(&self, cluster: u64, entries: Vec<EjectionRecord>) {
         match entries.is_empty() {
             true => self.lock().remove(&cluster),
             false => self.lock().insert(cluster, entries),
@@ -46,8 +46,8 @@ impl EjectedEndpoints {
 
     /// Returns each ejected endpoint with the number of threads that ejected it, and the entry of the first of
     /// them.
-    pub(crate) fn snapshot(&self) -> Vec<(usize, Entry)> {
-        let mut found: Vec<(usize, Entry)> = Vec::new();
+    pub(crate) fn snapshot(&self) -> Vec<(usize, EjectionRecord)> {
+        let mut found: Vec<(usize, EjectionRecord)> = Vec::new();
         for entry in self.lock().values().flatten() {
             match found.iter_mut().find(|(_, known)| known.endpoint.id == entry.endpoint.id) {
                 Some((threads, _)) => *threads += 1,
@@ -58,7 +58,7 @@ impl EjectedEndpoints {
         found
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Entry>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<EjectionRecord>>> {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

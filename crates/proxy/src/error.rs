@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use leno_model::{FixedResponse, Reason};
 use leno_telemetry::GrpcStatus;
-use leno_traffic::fault::InjectedAnswer;
-use leno_traffic::{Denial, Exceeded, Full, PolicyDecision};
+use leno_traffic::fault::InjectedResponse;
+use leno_traffic::{ConcurrencyExceeded, Denial, PolicyDecision, RateLimitExceeded};
 use leno_wire::http1::Malformed;
 use leno_wire::link::ResetCode;
 
 use crate::http::grpc;
 use crate::http::message::ReadError;
-use crate::link::Lost;
+use crate::link::StreamLoss;
 
 /// The failure of a request or connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,8 +42,8 @@ impl Failure {
     }
 
     /// Creates the failure for an injected fault.
-    pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedAnswer) -> Self {
-        let InjectedAnswer { answer, grpc } = injected;
+    pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedResponse) -> Self {
+        let InjectedResponse { answer, grpc } = injected;
         let of_http = answer.status.map(GrpcStatus::of_http);
         let grpc = grpc.map(GrpcStatus::of_code).or(of_http);
         let (policy, answer) = (Some(policy), Some(answer));
@@ -63,17 +63,19 @@ impl From<Denial> for Failure {
     }
 }
 
-impl From<Exceeded<'_>> for Failure {
-    fn from(exceeded: Exceeded<'_>) -> Self {
+impl From<RateLimitExceeded<'_>> for Failure {
+    fn from(exceeded: RateLimitExceeded<'_>) -> Self {
         let retry_after = Some(exceeded.retry_after());
-        let Exceeded { policy, rule, answer, match_slot, .. } = exceeded;
+        let RateLimitExceeded { policy, rule, answer, match_slot, .. } = exceeded;
         let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
         Self { policy, answer, retry_after, ..Self::from(Reason::RateLimited) }
     }
 }
 
-impl From<Full<'_>> for Failure {
-    fn from(Full { policy, rule, answer, match_slot }: Full<'_>) -> Self {
+impl From<ConcurrencyExceeded<'_>> for Failure {
+    fn from(
+        ConcurrencyExceeded { policy, rule, answer, match_slot }: ConcurrencyExceeded<'_>,
+    ) -> Self {
         let policy = Some(PolicyDecision::service_policy(policy, rule, match_slot));
         Self { policy, answer, ..Self::from(Reason::Overloaded) }
     }
@@ -113,11 +115,11 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
 }
 
 /// Returns the reason, for the client's side, of a stream that ended early.
-pub(crate) fn lost_reason(lost: Lost) -> Reason {
+pub(crate) fn lost_reason(lost: StreamLoss) -> Reason {
     match lost {
-        Lost::Refused => Reason::UpstreamRefused,
-        Lost::Unreachable => Reason::ConnectFailed,
-        Lost::Denied => Reason::Denied,
-        Lost::Broken | Lost::Http2(_) => Reason::UpstreamReset,
+        StreamLoss::Refused => Reason::UpstreamRefused,
+        StreamLoss::Unreachable => Reason::ConnectFailed,
+        StreamLoss::Denied => Reason::Denied,
+        StreamLoss::Broken | StreamLoss::Http2(_) => Reason::UpstreamReset,
     }
 }

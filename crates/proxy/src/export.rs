@@ -1,6 +1,6 @@
 //! Export of spans, metrics and access log entries to collectors, by the control thread.
 //!
-//! All parts are bounded: queues ([`crate::seen::SPANS_MAX`], [`crate::seen::LINES_MAX`]), batch sizes, and the
+//! All parts are bounded: queues ([`crate::request_trace::SPANS_MAX`], [`crate::request_trace::LINES_MAX`]), batch sizes, and the
 //! duration and number of attempts. Entries beyond the bounds are dropped and counted; no data thread waits.
 
 mod otlp;
@@ -12,9 +12,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_model::{Collector, LogForm};
-use leno_outside::{Counts, Fate, Pages, Post, Source, Teller};
-use leno_telemetry::{Count, Shard};
+use leno_model::{Collector, LogFormat};
+use leno_outside::{
+    ExportCounts, ExportStatus, Exporter, MetricRequests, MetricSource, ResourceIdentity,
+};
+use leno_telemetry::{Count, MetricsShard};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
@@ -24,42 +26,46 @@ use self::otlp::records;
 pub(crate) use self::spans::encode_all;
 pub(crate) use self::spans::export_spans;
 use crate::config::{Config, Interception};
-use crate::seen::Seen;
-use crate::world::World;
+use crate::config_store::ConfigStore;
+use crate::request_trace::TraceEntry;
 
 /// Sends the telemetry of this sidecar to collectors.
-pub(crate) struct Courier {
+pub(crate) struct TelemetryExporter {
     config: Arc<Config>,
-    world: Arc<World>,
-    shard: Rc<Shard>,
-    post: Post<Interception>,
+    config_store: Arc<ConfigStore>,
+    shard: Rc<MetricsShard>,
+    post: Exporter<Interception>,
 }
 
-impl Courier {
-    pub(crate) fn new(config: Arc<Config>, world: Arc<World>, shard: Shard) -> Self {
-        let post = Post::new(config.interception.clone(), config.collector_ca.clone());
-        Self { config, world, shard: Rc::new(shard), post }
+impl TelemetryExporter {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        config_store: Arc<ConfigStore>,
+        shard: MetricsShard,
+    ) -> Self {
+        let post = Exporter::new(config.interception.clone(), config.collector_ca.clone());
+        Self { config, config_store, shard: Rc::new(shard), post }
     }
 
     /// Returns the current configuration, with the observability settings.
-    pub(crate) fn config_store(&self) -> &World {
-        &self.world
+    pub(crate) fn config_store(&self) -> &ConfigStore {
+        &self.config_store
     }
 
     /// Sends access log entries.
     pub(crate) async fn deliver_lines(
         &self,
         collector: &Collector,
-        form: &LogForm,
-        batch: &[Arc<Seen>],
-        fate: &mut Fate<Counted>,
+        form: &LogFormat,
+        batch: &[Arc<TraceEntry>],
+        export_status: &mut ExportStatus<ExportCounter>,
     ) {
         let export_requests = records::encode_requests(&self.source(), batch, form);
-        self.post.deliver_all(collector, export_requests, fate).await;
+        self.post.deliver_all(collector, export_requests, export_status).await;
     }
 
     /// Creates the export result of access log entries, with nothing sent yet.
-    pub(crate) fn fate_of_lines(&self) -> Fate<Counted> {
+    pub(crate) fn fate_of_lines(&self) -> ExportStatus<ExportCounter> {
         self.export_result(
             "lines of the access log",
             Count::RecordsExported,
@@ -67,31 +73,36 @@ impl Courier {
         )
     }
 
-    fn fate_of_spans(&self) -> Fate<Counted> {
+    fn fate_of_spans(&self) -> ExportStatus<ExportCounter> {
         self.export_result("spans", Count::SpansExported, Count::SpansRejected)
     }
 
-    fn fate_of_metrics(&self) -> Fate<Counted> {
+    fn fate_of_metrics(&self) -> ExportStatus<ExportCounter> {
         self.export_result("metrics", Count::PointsExported, Count::PointsRejected)
     }
 
-    fn export_result(&self, what: &'static str, exported: Count, refused: Count) -> Fate<Counted> {
-        Fate::new(what, Counted { shard: self.shard.clone(), exported, refused })
+    fn export_result(
+        &self,
+        what: &'static str,
+        exported: Count,
+        refused: Count,
+    ) -> ExportStatus<ExportCounter> {
+        ExportStatus::new(what, ExportCounter { shard: self.shard.clone(), exported, refused })
     }
 
-    fn source(&self) -> Source {
-        source::source(&self.config.workload, self.world.current_config().as_deref())
+    fn source(&self) -> ResourceIdentity {
+        source::source(&self.config.workload, self.config_store.current_config().as_deref())
     }
 }
 
 /// Counts exported and rejected spans, log entries or data points.
-pub(crate) struct Counted {
-    shard: Rc<Shard>,
+pub(crate) struct ExportCounter {
+    shard: Rc<MetricsShard>,
     exported: Count,
     refused: Count,
 }
 
-impl Counts for Counted {
+impl ExportCounts for ExportCounter {
     fn add_exported(&self, count: u64) {
         self.shard.add(self.exported, count);
     }
@@ -103,31 +114,40 @@ impl Counts for Counted {
 
 /// Pushes metrics until `over` resolves because the data threads have ended, and then once more.
 pub(crate) async fn push_metrics(
-    courier: Rc<Courier>,
+    exporter: Rc<TelemetryExporter>,
     since: (SystemTime, u64),
     over: oneshot::Receiver<()>,
 ) {
-    let (wanted, mut fate) = (courier.world.sights.subscribe_metrics(), courier.fate_of_metrics());
+    let (wanted, mut export_status) =
+        (exporter.config_store.observability.subscribe_metrics(), exporter.fate_of_metrics());
     let over = async { drop(over.await) };
-    let reported = Numbers(&courier);
-    leno_outside::push_metrics(&courier.post, &mut fate, reported, wanted, since.0, since.1, over)
-        .await;
+    let reported = MetricsView(&exporter);
+    leno_outside::push_metrics(
+        &exporter.post,
+        &mut export_status,
+        reported,
+        wanted,
+        since.0,
+        since.1,
+        over,
+    )
+    .await;
 }
 
 /// All metrics of this sidecar.
-struct Numbers<'a>(&'a Courier);
+struct MetricsView<'a>(&'a TelemetryExporter);
 
-impl Teller for Numbers<'_> {
-    fn source(&self) -> Source {
+impl MetricSource for MetricsView<'_> {
+    fn source(&self) -> ResourceIdentity {
         self.0.source()
     }
 
-    async fn write_metrics(&mut self, mut pages: Pages) -> Option<Pages> {
+    async fn write_metrics(&mut self, mut pages: MetricRequests) -> Option<MetricRequests> {
         self.0.shard.telemetry().read(&mut pages);
         Some(pages)
     }
 
-    async fn tell_last(mut self, pages: Pages) -> Option<Pages> {
+    async fn write_last_metrics(mut self, pages: MetricRequests) -> Option<MetricRequests> {
         self.write_metrics(pages).await
     }
 }
@@ -135,15 +155,15 @@ impl Teller for Numbers<'_> {
 /// Collects more entries into `batch` for at most `time`. It polls periodically: waking this thread for each
 /// entry cost this thread, and the threads that woke it, more time than the whole export.
 pub(crate) async fn collect_batch(
-    intake: &mut mpsc::Receiver<Arc<Seen>>,
-    batch: &mut Vec<Arc<Seen>>,
+    intake: &mut mpsc::Receiver<Arc<TraceEntry>>,
+    batch: &mut Vec<Arc<TraceEntry>>,
     time: Duration,
 ) {
     let until = Instant::now() + time;
     loop {
         while batch.len() < BATCH_MAX {
             match intake.try_recv() {
-                Ok(seen) => batch.push(seen),
+                Ok(trace_entry) => batch.push(trace_entry),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return,
             }

@@ -5,20 +5,20 @@ use std::task::{Context, Poll};
 
 use bytes::BytesMut;
 use leno_identity::{ClientHello, ClientHelloReader};
-use leno_wire::sniff::{Sniffed, sniff_protocol};
+use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 
 use crate::io::Io;
 
 /// Reads until the first bytes identify the protocol; a connection that ends before is opaque.
-pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> Sniffed {
+pub(crate) async fn sniff_connection(io: &Io, early: &mut BytesMut) -> DetectedProtocol {
     let look = |cx: &mut Context<'_>| {
         loop {
             match sniff_protocol(early) {
-                Sniffed::More => {}
+                DetectedProtocol::Incomplete => {}
                 sniffed => return Poll::Ready(sniffed),
             }
             match io.poll_read(cx, early) {
-                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Sniffed::Opaque),
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(DetectedProtocol::Opaque),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Pending => return Poll::Pending,
             }

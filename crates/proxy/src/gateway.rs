@@ -7,15 +7,17 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
 use leno_model::{Protocol, Reason, Scheme};
-use leno_traffic::GatewayPortPlan;
+use leno_traffic::CompiledGatewayPort;
 use tokio::net::TcpStream;
 
-use crate::connection::{Spoken, detect_protocol, half_open_http1, half_open_http2, list_session};
+use crate::connection::{
+    ConnectionProtocol, detect_protocol, half_open_http1, half_open_http2, list_session,
+};
 use crate::handshake;
 use crate::http::server::{reject_unreadable, serve_requests};
 use crate::http2;
-use crate::io::{Io, Stream};
-use crate::session::{Edge, Session};
+use crate::io::{ByteStream, Io};
+use crate::session::{GatewayConnection, Session};
 use crate::tcp;
 use crate::tls::{self, ALPN_HTTP2};
 use crate::worker::Worker;
@@ -32,28 +34,28 @@ pub(crate) async fn serve_connection(
     let Some(plan) = port_config(worker, port) else {
         return worker.shard.count_rejected(Reason::NoRoute.label());
     };
-    let edge = Edge { port, scheme: Scheme::Http, server_name: None };
+    let gateway_connection = GatewayConnection { port, scheme: Scheme::Http, server_name: None };
     let half_open = worker.half_open.admit(peer.ip());
     match &*plan {
-        GatewayPortPlan::Http(_) => {
-            let session = Session::at_the_edge(worker.clone(), edge, peer);
-            Box::pin(serve_http(session, half_open, Io::new(Stream::Plain(tcp)))).await;
+        CompiledGatewayPort::Http(_) => {
+            let session = Session::at_the_edge(worker.clone(), gateway_connection, peer);
+            Box::pin(serve_http(session, half_open, Io::new(ByteStream::Plain(tcp)))).await;
         }
-        GatewayPortPlan::Https(_) => {
-            Box::pin(serve_https(worker, half_open, edge, tcp, peer)).await;
+        CompiledGatewayPort::Https(_) => {
+            Box::pin(serve_https(worker, half_open, gateway_connection, tcp, peer)).await;
         }
-        GatewayPortPlan::Passthrough(_) | GatewayPortPlan::Tcp(_) => {
-            let session = Session::at_the_edge(worker.clone(), edge, peer);
+        CompiledGatewayPort::Passthrough(_) | CompiledGatewayPort::Tcp(_) => {
+            let session = Session::at_the_edge(worker.clone(), gateway_connection, peer);
             let _listed = list_session(&session, "tcp", describe_port(port));
-            let io = Io::new(Stream::Plain(tcp));
+            let io = Io::new(ByteStream::Plain(tcp));
             Box::pin(tcp::through_gateway(&session, half_open, port, &plan, io)).await;
         }
     }
 }
 
 /// Returns the current configuration of a port.
-pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<GatewayPortPlan>> {
-    let config = worker.world.current_config()?;
+pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<CompiledGatewayPort>> {
+    let config = worker.config_store.current_config()?;
     config.plans.gateway.as_ref()?.ports.get(&port).cloned()
 }
 
@@ -73,16 +75,16 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     };
     match spoken {
         None => {}
-        Some(Spoken::Http1) => {
+        Some(ConnectionProtocol::Http1) => {
             let listed = list_session(&session, "http", known_of(&session));
             Box::pin(half_open_http1(session, half_open, listed, &io, early)).await;
         }
-        Some(Spoken::Http2) => {
+        Some(ConnectionProtocol::Http2) => {
             let _listed = list_session(&session, "http2", known_of(&session));
             Box::pin(half_open_http2(session, half_open, &io, early)).await;
         }
         // TLS at a port without TLS.
-        Some(Spoken::Opaque) => {
+        Some(ConnectionProtocol::Opaque) => {
             drop(half_open);
             reject_unreadable(&session, &io, Reason::BadRequest).await;
         }
@@ -92,12 +94,14 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
 async fn serve_https(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
-    edge: Edge,
+    gateway_connection: GatewayConnection,
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
-    let config =
-        worker.world.current_config().and_then(|config| config.edge.get(&edge.port)?.clone());
+    let config = worker
+        .config_store
+        .current_config()
+        .and_then(|config| config.gateway_tls.get(&gateway_connection.port)?.clone());
     let Some(config) = config else {
         return worker.shard.count_rejected(Reason::HandshakeFailed.label());
     };
@@ -114,9 +118,10 @@ async fn serve_https(
     let (_, session) = tls.get_ref();
     let server_name = session.server_name().map(str::to_owned);
     let is_http2 = session.alpn_protocol() == Some(ALPN_HTTP2);
-    let edge = Edge { scheme: Scheme::Https, server_name, ..edge };
-    let session = Session::at_the_edge(worker.clone(), edge, peer);
-    let io = Io::new(Stream::Server(Box::new(tls)));
+    let gateway_connection =
+        GatewayConnection { scheme: Scheme::Https, server_name, ..gateway_connection };
+    let session = Session::at_the_edge(worker.clone(), gateway_connection, peer);
+    let io = Io::new(ByteStream::Server(Box::new(tls)));
     match is_http2 {
         true => {
             let _listed = list_session(&session, "http2", known_of(&session));
@@ -130,7 +135,9 @@ async fn serve_https(
 }
 
 fn known_of(session: &Session) -> String {
-    describe_port(session.edge.as_ref().map_or(0, |edge| edge.port))
+    describe_port(
+        session.gateway_connection.as_ref().map_or(0, |gateway_connection| gateway_connection.port),
+    )
 }
 
 fn describe_port(port: u16) -> String {

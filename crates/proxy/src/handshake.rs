@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use leno_identity::reason_of;
 use leno_listen::{Evicted, HalfOpen};
-use leno_model::{Reason, Side};
+use leno_model::{FailureSide, Reason};
 use leno_telemetry::Count;
 use tokio::time::timeout;
 
@@ -48,5 +48,5 @@ pub(crate) fn failure_reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
         worker.shard.add(Count::HalfOpenConnectionsEvicted, 1);
     }
-    reason_of(error, Side::Downstream)
+    reason_of(error, FailureSide::Downstream)
 }

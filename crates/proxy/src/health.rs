@@ -11,8 +11,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use leno_identity::OwnNames;
-use leno_listen::{Admission, Bounds};
+use leno_identity::AcceptedHosts;
+use leno_listen::{ConnectionAdmission, HalfOpenLimits};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use crate::admin::{self, Admin, text_response};
 use crate::config::Config;
 use crate::pages::{self, Pages};
-use crate::probes::Unwell;
+use crate::probes::ProbeFailure;
 
 /// The health server. It is open to all clients and reveals nothing that the admin page keeps to its machine;
 /// metrics are limited to the clients in an option.
@@ -39,8 +39,9 @@ impl Health {
     pub(crate) async fn serve(self, listener: TcpListener) {
         let (health, slots) = (Rc::new(self), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
         // A connection with a request counts as half-open until its end, and must not evict others.
-        let bounds = Bounds::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
-        let admission = Admission::new(Bounds { half_open: CONNECTIONS_MAX, ..bounds });
+        let bounds = HalfOpenLimits::new(CONNECTIONS_MAX / 2, CONNECTIONS_MAX);
+        let admission =
+            ConnectionAdmission::new(HalfOpenLimits { half_open: CONNECTIONS_MAX, ..bounds });
         let phase = health.admin.phase.clone();
         let mut pages = Pages::new("health", listener, phase.clone());
         loop {
@@ -93,7 +94,7 @@ impl Health {
             _ => {}
         }
         // Probes may use any host name, but pages of websites in a browser cause no work here.
-        if let Some(response) = admin::reject_foreign(request, OwnNames::Any, false) {
+        if let Some(response) = admin::reject_foreign(request, AcceptedHosts::Any, false) {
             return response;
         }
         let response = match request.uri().path() {
@@ -104,7 +105,7 @@ impl Health {
             },
         };
         // A foreign host name gets the status alone, without the reason (DNS rebinding).
-        match admin::reject_foreign(request, OwnNames::Cluster, false) {
+        match admin::reject_foreign(request, AcceptedHosts::Cluster, false) {
             Some(_) => text_response(response.status(), format!("{}\n", response.status())),
             None => response,
         }
@@ -121,7 +122,7 @@ impl Health {
             return text_response(StatusCode::FORBIDDEN, NO_METRICS.into());
         }
         // Prometheus may address the pod by the name of a Service.
-        match admin::reject_foreign(request, OwnNames::Cluster, false) {
+        match admin::reject_foreign(request, AcceptedHosts::Cluster, false) {
             Some(response) => response,
             None => admin::metrics_response(&self.admin, request).await,
         }
@@ -136,7 +137,7 @@ impl Health {
                 probe.run_probe(self.config.probed_at(), &self.config.interception).await
             }
             // A kubelet alone does not cause so many.
-            _ => Err(Unwell::Busy),
+            _ => Err(ProbeFailure::Busy),
         };
         match made {
             Ok(()) => text_response(StatusCode::OK, "ok\n".into()),

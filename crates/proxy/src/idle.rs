@@ -16,7 +16,7 @@ pub(crate) struct IdleClients {
 impl IdleClients {
     /// Registers a connection as idle until dropped; resolves when it is to be closed.
     pub(crate) async fn wait_for_eviction(&self) {
-        let place = Place { all: self, number: self.next.get() };
+        let place = IdleSlot { all: self, number: self.next.get() };
         self.next.set(place.number + 1);
         let shed = Rc::new(Notify::new());
         self.waiting.borrow_mut().insert(place.number, shed.clone());
@@ -33,12 +33,12 @@ impl IdleClients {
     }
 }
 
-struct Place<'a> {
+struct IdleSlot<'a> {
     all: &'a IdleClients,
     number: u64,
 }
 
-impl Drop for Place<'_> {
+impl Drop for IdleSlot<'_> {
     fn drop(&mut self) {
         self.all.waiting.borrow_mut().remove(&self.number);
     }

@@ -14,24 +14,24 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use crate::buffers::{self, Size};
+use crate::buffers::{self, BufferSize};
 
 /// A byte stream. Clones share it; they must stay in one task, which polls one side at a time.
 #[derive(Clone)]
-pub(crate) struct Io(Rc<Shared>);
+pub(crate) struct Io(Rc<SharedStream>);
 
-struct Shared {
-    stream: RefCell<Stream>,
+struct SharedStream {
+    stream: RefCell<ByteStream>,
     /// True if accepted bytes may still wait inside the TLS session.
     unflushed: Cell<bool>,
     /// True if the last read filled its buffer: more bytes are likely to be available.
     filled: Cell<bool>,
     /// The timer of the next check of a peer that has half-closed.
-    next_look: RefCell<Option<Pin<Box<Sleep>>>>,
+    next_check: RefCell<Option<Pin<Box<Sleep>>>>,
 }
 
 /// The transport of a byte stream.
-pub(crate) enum Stream {
+pub(crate) enum ByteStream {
     /// Plain TCP.
     Plain(TcpStream),
     /// TLS accepted by this sidecar.
@@ -43,12 +43,12 @@ pub(crate) enum Stream {
 }
 
 impl Io {
-    pub(crate) fn new(stream: Stream) -> Self {
-        Self(Rc::new(Shared {
+    pub(crate) fn new(stream: ByteStream) -> Self {
+        Self(Rc::new(SharedStream {
             stream: RefCell::new(stream),
             unflushed: Cell::new(false),
             filled: Cell::new(false),
-            next_look: RefCell::new(None),
+            next_check: RefCell::new(None),
         }))
     }
 
@@ -61,14 +61,16 @@ impl Io {
     ) -> Poll<io::Result<usize>> {
         let mut stream = self.0.stream.borrow_mut();
         let size = match &*stream {
-            Stream::Plain(tcp) => {
+            ByteStream::Plain(tcp) => {
                 if buffer.is_empty() && tcp.poll_read_ready(cx)?.is_pending() {
-                    buffers::return_buffer(buffer, Size::Message);
+                    buffers::return_buffer(buffer, BufferSize::Message);
                     return Poll::Pending;
                 }
-                if self.0.filled.get() { Size::Batch } else { Size::Message }
+                if self.0.filled.get() { BufferSize::Batch } else { BufferSize::Message }
             }
-            Stream::Server(_) | Stream::Client(_) | Stream::Memory(_) => Size::Batch,
+            ByteStream::Server(_) | ByteStream::Client(_) | ByteStream::Memory(_) => {
+                BufferSize::Batch
+            }
         };
         buffers::ensure_capacity(buffer, size);
         if buffer.capacity() - buffer.len() < READ_BYTES_MIN {
@@ -144,22 +146,24 @@ impl Io {
 
     /// True if the stream is plain TCP, without TLS.
     pub(crate) fn is_plain(&self) -> bool {
-        matches!(&*self.0.stream.borrow(), Stream::Plain(_))
+        matches!(&*self.0.stream.borrow(), ByteStream::Plain(_))
     }
 
     /// Waits until the stream is readable.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &*self.0.stream.borrow() {
-            Stream::Plain(tcp) => tcp.poll_read_ready(cx),
+            ByteStream::Plain(tcp) => tcp.poll_read_ready(cx),
             // Decrypted bytes may wait inside the session; only a read can detect them.
-            Stream::Server(_) | Stream::Client(_) | Stream::Memory(_) => Poll::Ready(Ok(())),
+            ByteStream::Server(_) | ByteStream::Client(_) | ByteStream::Memory(_) => {
+                Poll::Ready(Ok(()))
+            }
         }
     }
 
     /// Resolves when a waiting peer has closed the connection. A half-close does not count: the peer may still
     /// expect its response (RFC 9112 §9.6). Pipelined bytes hide a close until they are read, and so does TLS.
     pub(crate) fn poll_gone(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let Stream::Plain(tcp) = &*self.0.stream.borrow() else {
+        let ByteStream::Plain(tcp) = &*self.0.stream.borrow() else {
             return Poll::Pending;
         };
         match tcp.poll_peek(cx, &mut ReadBuf::new(&mut [0])) {
@@ -175,8 +179,8 @@ impl Io {
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(tcp) = self.tcp_stream() else { return Poll::Pending };
-        let mut next_look = self.0.next_look.borrow_mut();
-        let look = next_look.get_or_insert_with(|| {
+        let mut next_check = self.0.next_check.borrow_mut();
+        let look = next_check.get_or_insert_with(|| {
             let probes = TcpKeepalive::new()
                 .with_time(PROBE_PERIOD)
                 .with_interval(PROBE_PERIOD)
@@ -221,23 +225,23 @@ impl Io {
     }
 
     /// Passes the stream to a codec that reads and writes it directly.
-    pub(crate) fn with_stream<T>(&self, poll: impl FnOnce(Pin<&mut Stream>) -> T) -> T {
+    pub(crate) fn with_stream<T>(&self, poll: impl FnOnce(Pin<&mut ByteStream>) -> T) -> T {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))
     }
 
     /// Returns the TCP connection below, if there is one.
     fn tcp_stream(&self) -> Option<Ref<'_, TcpStream>> {
         let tcp = Ref::filter_map(self.0.stream.borrow(), |stream| match stream {
-            Stream::Plain(tcp) => Some(tcp),
-            Stream::Server(tls) => Some(tls.get_ref().0),
-            Stream::Client(tls) => Some(tls.get_ref().0),
-            Stream::Memory(_) => None,
+            ByteStream::Plain(tcp) => Some(tcp),
+            ByteStream::Server(tls) => Some(tls.get_ref().0),
+            ByteStream::Client(tls) => Some(tls.get_ref().0),
+            ByteStream::Memory(_) => None,
         });
         tcp.ok()
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ByteStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -252,7 +256,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ByteStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -7,68 +7,68 @@ mod access_log;
 mod admin;
 mod application_metrics;
 mod application_ports;
-mod awaited;
 mod buffers;
 mod check_service;
 mod conditions;
 mod config;
+mod config_store;
 mod connection;
 mod connections;
 mod control_address;
+mod control_client;
 mod control_loop;
 mod control_outage;
-mod counted;
 mod dial;
 mod dns;
 mod dns_proxy;
 mod drain;
-mod edge;
 mod ejected;
+mod endpoint_wait;
 mod error;
 mod export;
 mod first_bytes;
-mod follow;
 mod gateway;
+mod gateway_tls;
 mod handshake;
 mod health;
 mod http;
 mod http2;
 mod idle;
 mod io;
-mod keeper;
+mod join_credential;
 mod link;
 mod listen;
 mod listeners;
+mod live_requests;
 mod max_wait;
-mod names;
-mod opened;
+mod observability;
+mod open_listeners;
 mod outside;
 mod pages;
 mod plaintext;
 mod probes;
-mod proof;
 mod record;
 mod redirect;
 mod rejected_clients;
 mod renew;
+mod request_trace;
 mod rule_matches;
-mod seen;
 mod session;
-mod sight;
 mod silent_client;
+mod snapshot_store;
 mod splice;
 mod state;
 mod subscriptions;
-mod tapped;
 mod task_pool;
 mod tcp;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod traffic_report;
 pub mod untrusted;
 mod upstream;
+mod virtual_addresses;
 mod worker;
-mod world;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -76,7 +76,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
-use leno_discovery::Request;
+use leno_discovery::ProxyRequest;
 use leno_telemetry::{Count, DroppedLines, Gauge, Telemetry, lines_dropped};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -85,29 +85,29 @@ use tokio::task::LocalSet;
 pub use application_metrics::ApplicationMetrics;
 pub use application_ports::{ApplicationPorts, PortState, PortStates};
 pub use config::{
-    AccountToken, Config, DNS_PROXY_PORT, DnsProxy, INBOUND_PORT, Interception, Limits, LogChoice,
-    MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots, Versions,
+    AccessLogSource, AccountToken, Config, DNS_PROXY_PORT, DnsProxy, INBOUND_PORT, Interception,
+    IpVersions, Limits, MARK, OUTBOUND_PORT, OnExpiry, TrustedRoots,
 };
 pub use control_address::{ControlAddress, InvalidAddress};
-pub use dns_proxy::{BadDomain, ClusterDomain};
+pub use dns_proxy::{ClusterDomain, InvalidDomain};
 pub use probes::{Probes, ProbesError};
 
-use crate::admin::{Admin, Scraping};
+use crate::admin::{Admin, ScrapeState};
+use crate::config_store::{ConfigStore, ResourceRequest};
 use crate::connections::Connections;
+use crate::control_client::ControlClient;
 use crate::control_outage::FatalFailure;
 use crate::drain::Phase;
 use crate::ejected::EjectedEndpoints;
-use crate::export::Courier;
-use crate::follow::Follower;
+use crate::export::TelemetryExporter;
 use crate::health::Health;
-use crate::listen::Command;
+use crate::listen::ListenerCommand;
 use crate::listeners::Listeners;
-pub use crate::opened::ListenerStates;
-use crate::opened::OpenListeners;
-use crate::seen::{Intakes, Seen, TraceQueues};
+pub use crate::open_listeners::ListenerStates;
+use crate::open_listeners::OpenListeners;
+use crate::request_trace::{TraceEntry, TraceQueues, TraceReceivers};
 use crate::state::StateDir;
-use crate::worker::{Parts, Worker};
-use crate::world::{Want, World};
+use crate::worker::{Worker, WorkerParts};
 
 /// A proxy with its addresses bound; [`Proxy::run`] serves.
 pub struct Proxy {
@@ -251,14 +251,14 @@ impl Proxy {
     /// configured to end then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
-        let (world, wanted) = self.config_store();
+        let (config_store, wanted) = self.config_store();
         let connections = Arc::new(Connections::default());
         let ejected = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
         let (trace_queues, intakes) = TraceQueues::new();
-        let (workers, threads) = spawn_all(self.config.cores.max(1), |core| Parts {
+        let (workers, threads) = spawn_all(self.config.cores.max(1), |core| WorkerParts {
             config: self.config.clone(),
-            world: world.clone(),
+            config_store: config_store.clone(),
             connections: connections.clone(),
             ejected: ejected.clone(),
             phase: phase.subscribe(),
@@ -270,10 +270,10 @@ impl Proxy {
         let admin = Admin {
             config: self.config.clone(),
             shard: telemetry.new_shard(),
-            scraping: Scraping::default(),
-            reaching: tokio::sync::Semaphore::new(1),
+            scraping: ScrapeState::default(),
+            connectivity_permit: tokio::sync::Semaphore::new(1),
             telemetry: telemetry.clone(),
-            world: world.clone(),
+            config_store: config_store.clone(),
             connections,
             ejected,
             open_listeners: self.open_listeners.clone(),
@@ -281,39 +281,42 @@ impl Proxy {
             was_open: false.into(),
             phase: phase.subscribe(),
         };
-        let courier = Courier::new(self.config.clone(), world.clone(), telemetry.new_shard());
+        let (config, shard) = (self.config.clone(), telemetry.new_shard());
+        let exporter = TelemetryExporter::new(config, config_store.clone(), shard);
         let page = self.admin.local_addr().map_err(StartError::Thread)?;
-        let config = self.config.clone();
-        let follower =
-            Follower::new(config, telemetry, world, self.state.clone(), page, random_seed(0));
+        let (config, state) = (self.config.clone(), self.state.clone());
+        let stored = state.clone();
+        let control_client =
+            ControlClient::new(config, telemetry, config_store, stored, page, random_seed(0));
         let (queries, queried) = mpsc::channel(admin::QUERIES_MAX);
-        let follower = follower.with_queries(queries);
+        let control_client = control_client.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
         tasks.spawn_local(admin::answer_queries(queried, admin.clone()));
         let pages = serve_pages(&tasks, self.admin, self.health, admin);
-        let Intakes { log, spans, taps } = intakes;
-        let (over, telling) = start_telemetry(&tasks, courier, log, spans);
-        let (state, follower) = (self.state.clone(), Rc::new(follower));
-        let keeping = tasks.spawn_local(run_snapshot_store(follower.clone()));
-        tasks.spawn_local(watch_log(follower.clone()));
+        let TraceReceivers { log, spans, taps } = intakes;
+        let (over, telling) = start_telemetry(&tasks, exporter, log, spans);
+        let control_client = Rc::new(control_client);
+        let keeping = tasks.spawn_local(run_snapshot_store(control_client.clone()));
+        tasks.spawn_local(watch_log(control_client.clone()));
         let (listeners, stored) = (self.open_listeners, self.state);
-        let requests = start_control(&tasks, follower.clone(), wanted, workers, listeners, stored);
-        tasks.spawn_local(tapped::send_entries(taps, requests.clone()));
-        let failed = tasks.run_until(wait_for_stop(stop, &follower.fatal)).await;
+        let requests =
+            start_control(&tasks, control_client.clone(), wanted, workers, listeners, stored);
+        tasks.spawn_local(live_requests::send_entries(taps, requests.clone()));
+        let failed = tasks.run_until(wait_for_stop(stop, &control_client.fatal)).await;
         tracing::info!("draining");
         // A successor may read the stored files as soon as it gets the directory.
-        follower.keeper.finish();
+        control_client.snapshot_store.finish();
         match tasks.run_until(tokio::time::timeout(KEEP_MAX, keeping)).await {
             Ok(_) => state.release(),
             Err(_) => tracing::warn!("{SLOW_DISK}"),
         }
-        tasks.run_until(withdraw_listeners(&follower, &requests)).await;
+        tasks.run_until(withdraw_listeners(&control_client, &requests)).await;
         phase.send_replace(Phase::Draining);
         tasks.run_until(join(threads)).await;
         // No other sender is left: the queues end after the last entries are exported.
         drop(over);
-        phase.send_replace(Phase::Over);
+        phase.send_replace(Phase::Stopped);
         let reports = tokio::time::timeout(TELL_MAX, wait_for_tasks(telling));
         drop(tasks.run_until(async { tokio::join!(reports, wait_for_tasks(pages)) }).await);
         failed.map_or(Ok(()), Err)
@@ -322,16 +325,16 @@ impl Proxy {
 
 impl Proxy {
     /// Creates an empty configuration store with the start options.
-    fn config_store(&self) -> (Arc<World>, mpsc::Receiver<Want>) {
-        let (world, wanted) = World::with_application(
+    fn config_store(&self) -> (Arc<ConfigStore>, mpsc::Receiver<ResourceRequest>) {
+        let (config_store, wanted) = ConfigStore::with_application(
             self.application.clone(),
             self.state.stored_names(),
             Instant::now(),
         );
-        if let LogChoice::Own(log) = &self.config.access_log {
-            world.sights.set_log(log.clone());
+        if let AccessLogSource::Own(log) = &self.config.access_log {
+            config_store.observability.set_log(log.clone());
         }
-        (world, wanted)
+        (config_store, wanted)
     }
 }
 
@@ -367,22 +370,22 @@ async fn wait_for_stop(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> 
 /// first returned value is dropped.
 fn start_telemetry(
     tasks: &LocalSet,
-    courier: Courier,
-    log: mpsc::Receiver<Arc<Seen>>,
-    spans: mpsc::Receiver<Arc<Seen>>,
+    exporter: TelemetryExporter,
+    log: mpsc::Receiver<Arc<TraceEntry>>,
+    spans: mpsc::Receiver<Arc<TraceEntry>>,
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
-    let courier = Rc::new(courier);
+    let exporter = Rc::new(exporter);
     let (over, ended) = oneshot::channel();
     let since = (SystemTime::now(), random_seed(0));
     let telling = [
-        tasks.spawn_local(access_log::write(log, courier.clone())),
-        tasks.spawn_local(export::export_spans(courier.clone(), spans)),
-        tasks.spawn_local(export::push_metrics(courier, since, ended)),
+        tasks.spawn_local(access_log::write(log, exporter.clone())),
+        tasks.spawn_local(export::export_spans(exporter.clone(), spans)),
+        tasks.spawn_local(export::push_metrics(exporter, since, ended)),
     ];
     (over, telling)
 }
 
-/// Starts the admin page and the health page, if any. They end shortly after [`Phase::Over`].
+/// Starts the admin page and the health page, if any. They end shortly after [`Phase::Stopped`].
 fn serve_pages(
     tasks: &LocalSet,
     page: TcpListener,
@@ -418,29 +421,34 @@ async fn join(threads: Vec<JoinHandle<()>>) {
 /// Starts the control thread's tasks: the stream, subscriptions, listeners, certificates.
 fn start_control(
     tasks: &LocalSet,
-    follower: Rc<Follower>,
-    wanted: mpsc::Receiver<Want>,
-    workers: Vec<mpsc::Sender<Command>>,
+    control_client: Rc<ControlClient>,
+    wanted: mpsc::Receiver<ResourceRequest>,
+    workers: Vec<mpsc::Sender<ListenerCommand>>,
     open_listeners: OpenListeners,
     state: StateDir,
-) -> mpsc::Sender<Request> {
-    if let Some(credential) = state.stored_credential(&follower.config.workload, SystemTime::now())
+) -> mpsc::Sender<ProxyRequest> {
+    if let Some(credential) =
+        state.stored_credential(&control_client.config.workload, SystemTime::now())
     {
-        renew::replace_credential(&follower, credential);
+        renew::replace_credential(&control_client, credential);
     }
     let (requests, inbox) = mpsc::channel(REQUESTS_MAX);
     let listeners = Listeners::new(workers, state);
-    if let Interception::Redirect { dns: Some(dns), .. } = follower.config.interception {
-        tasks.spawn_local(dns::serve(follower.clone(), dns));
+    if let Interception::Redirect { dns: Some(dns), .. } = control_client.config.interception {
+        tasks.spawn_local(dns::serve(control_client.clone(), dns));
     }
-    if let Some(dns_proxy) = &follower.config.dns_proxy {
-        dns_proxy::serve(tasks, &follower, dns_proxy);
+    if let Some(dns_proxy) = &control_client.config.dns_proxy {
+        dns_proxy::serve(tasks, &control_client, dns_proxy);
     }
-    tasks.spawn_local(follow::follow_control(follower.clone(), inbox));
-    tasks.spawn_local(control_loop::keep_subscriptions(follower.clone(), wanted, requests.clone()));
-    tasks.spawn_local(renew::keep_fresh(follower.clone(), requests.clone()));
+    tasks.spawn_local(control_client::follow_control(control_client.clone(), inbox));
+    tasks.spawn_local(control_loop::keep_subscriptions(
+        control_client.clone(),
+        wanted,
+        requests.clone(),
+    ));
+    tasks.spawn_local(renew::keep_fresh(control_client.clone(), requests.clone()));
     tasks.spawn_local(control_loop::keep_listeners(
-        follower,
+        control_client,
         listeners,
         requests.clone(),
         open_listeners,
@@ -449,28 +457,29 @@ fn start_control(
 }
 
 /// Polls the counters of dropped log lines for as long as the proxy lives.
-async fn watch_log(follower: Rc<Follower>) {
+async fn watch_log(control_client: Rc<ControlClient>) {
     let mut lines = DroppedLines::default();
     loop {
         tokio::time::sleep(LOG_LOOK_PERIOD).await;
-        let counter = lines_dropped() + follower.telemetry.count(Count::AccessLogLinesDropped);
-        follower.note_dropped_lines(lines.read(counter, Instant::now()));
+        let counter =
+            lines_dropped() + control_client.telemetry.count(Count::AccessLogLinesDropped);
+        control_client.note_dropped_lines(lines.read(counter, Instant::now()));
     }
 }
 
-async fn run_snapshot_store(follower: Rc<Follower>) {
-    let note = |problem| follower.note_state(problem);
-    follower.keeper.run(follower.state.clone(), note).await;
+async fn run_snapshot_store(control_client: Rc<ControlClient>) {
+    let note = |problem| control_client.note_state(problem);
+    control_client.snapshot_store.run(control_client.state.clone(), note).await;
 }
 
 /// Withdraws all listeners from the control plane, so that no new request is sent here; requests in progress
 /// are still served. Later hellos withdraw them as well.
-async fn withdraw_listeners(follower: &Follower, requests: &mpsc::Sender<Request>) {
-    follower.withdrawn.set(true);
-    follower.listening.borrow_mut().clear();
+async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sender<ProxyRequest>) {
+    control_client.withdrawn.set(true);
+    control_client.listening.borrow_mut().clear();
     let reports = async {
-        let report = follower.status_report();
-        requests.send(Request::Listeners(Vec::new(), report)).await.ok()?;
+        let report = control_client.status_report();
+        requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
         // All slots are free again once every request has been taken for sending.
         requests.reserve_many(REQUESTS_MAX).await.ok().map(drop)?;
         tokio::task::yield_now().await;
@@ -482,10 +491,13 @@ async fn withdraw_listeners(follower: &Follower, requests: &mpsc::Sender<Request
 }
 
 /// The data threads, and the command queue of each.
-type DataThreads = (Vec<mpsc::Sender<Command>>, Vec<JoinHandle<()>>);
+type DataThreads = (Vec<mpsc::Sender<ListenerCommand>>, Vec<JoinHandle<()>>);
 
 /// Starts `count` data threads.
-fn spawn_all(count: usize, parts: impl Fn(usize) -> Parts) -> Result<DataThreads, StartError> {
+fn spawn_all(
+    count: usize,
+    parts: impl Fn(usize) -> WorkerParts,
+) -> Result<DataThreads, StartError> {
     let (mut workers, mut threads) = (Vec::new(), Vec::new());
     for core in 0..count {
         let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
@@ -498,8 +510,8 @@ fn spawn_all(count: usize, parts: impl Fn(usize) -> Parts) -> Result<DataThreads
 /// Starts one data thread.
 fn start_worker(
     core: usize,
-    parts: Parts,
-    commands: mpsc::Receiver<Command>,
+    parts: WorkerParts,
+    commands: mpsc::Receiver<ListenerCommand>,
 ) -> std::io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name(format!("data-{core}")).spawn(move || {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::{
-    Event, GoAwayCode, Limits, Link, OpenError, ResetCode, Role, StreamId, StreamIdHasher,
+    GoAwayCode, Link, LinkEvent, LinkLimits, OpenError, ResetCode, Role, StreamId, StreamIdHasher,
     StreamKind,
 };
 use tokio::sync::Notify;
@@ -21,19 +21,19 @@ mod rejection;
 mod slot;
 pub(crate) mod stream;
 
-use crate::buffers::{self, Size};
+use crate::buffers::{self, BufferSize};
 pub(crate) use rejection::{REJECTED, ReceivedHead, rejection_over_http1};
-use slot::Slot;
-pub(crate) use slot::{Incoming, Lost};
+use slot::StreamSlot;
+pub(crate) use slot::{Incoming, StreamLoss};
 pub(crate) use stream::LinkStream;
 
 /// A handle to a link. The driver task ends with the connection.
 #[derive(Clone)]
-pub(crate) struct LinkHandle(Rc<Shared>);
+pub(crate) struct LinkHandle(Rc<SharedLink>);
 
 /// The state shared by the driver and the streams of one link; borrowed only between awaits.
-struct Shared {
-    state: RefCell<State>,
+struct SharedLink {
+    state: RefCell<LinkState>,
     /// Called when the peer stops responding, and when it responds again.
     on_silence: RefCell<Option<Box<SilenceObserver>>>,
     /// Notified of changes of the whole link: it is ready, its output is drained, or it is broken.
@@ -43,10 +43,10 @@ struct Shared {
 /// Observes whether the peer of a link responds.
 type SilenceObserver = dyn Fn(&LinkHandle, bool);
 
-struct State {
+struct LinkState {
     role: Role,
     link: Link,
-    slots: HashMap<StreamId, Slot, BuildHasherDefault<StreamIdHasher>>,
+    slots: HashMap<StreamId, StreamSlot, BuildHasherDefault<StreamIdHasher>>,
     /// Queues of ended streams, for reuse.
     spare: Vec<VecDeque<Incoming>>,
     /// Wakes the driver when output is pending.
@@ -68,7 +68,7 @@ struct State {
 }
 
 /// A stream opened by the peer.
-pub(crate) struct Opened {
+pub(crate) struct OpenedStream {
     pub(crate) stream: LinkStream,
     pub(crate) kind: StreamKind,
     pub(crate) head: Bytes,
@@ -78,9 +78,9 @@ pub(crate) struct Opened {
 
 impl LinkHandle {
     pub(crate) fn new(role: Role) -> Self {
-        let state = State {
+        let state = LinkState {
             role,
-            link: Link::new(role, Limits::default()),
+            link: Link::new(role, LinkLimits::default()),
             slots: HashMap::default(),
             spare: Vec::new(),
             driver: None,
@@ -93,7 +93,7 @@ impl LinkHandle {
             greeted: false,
         };
         let on_silence = RefCell::default();
-        Self(Rc::new(Shared { state: RefCell::new(state), on_silence, changed: Notify::new() }))
+        Self(Rc::new(SharedLink { state: RefCell::new(state), on_silence, changed: Notify::new() }))
     }
 
     /// Opens a stream with the head that `write_head` writes; `end`: the head ends it.
@@ -174,13 +174,16 @@ impl LinkHandle {
     }
 
     /// Resolves when the peer's limits are known, so that all permitted streams can be opened.
-    pub(crate) async fn wait_ready(&self) -> Result<(), Lost> {
+    pub(crate) async fn wait_ready(&self) -> Result<(), StreamLoss> {
         self.wait_for_state(|state| state.greeted).await
     }
 
     /// Resolves when the output of the link is no longer congested; `None` if it still is after `max_wait`.
-    pub(crate) async fn wait_uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
-        let is_so = |state: &State| !state.link.is_congested();
+    pub(crate) async fn wait_uncongested(
+        &self,
+        max_wait: Duration,
+    ) -> Option<Result<(), StreamLoss>> {
+        let is_so = |state: &LinkState| !state.link.is_congested();
         match self.check_state(is_so) {
             Some(seen) => Some(seen),
             // Boxed: rarely needed, and it would enlarge the future of every request.
@@ -188,7 +191,7 @@ impl LinkHandle {
         }
     }
 
-    async fn wait_for_state(&self, is_so: impl Fn(&State) -> bool) -> Result<(), Lost> {
+    async fn wait_for_state(&self, is_so: impl Fn(&LinkState) -> bool) -> Result<(), StreamLoss> {
         loop {
             let changed = self.0.changed.notified();
             if let Some(seen) = self.check_state(&is_so) {
@@ -199,45 +202,45 @@ impl LinkHandle {
     }
 
     /// Returns `Ok` if the condition holds, an error if it never will; `None`: not yet.
-    fn check_state(&self, is_so: impl Fn(&State) -> bool) -> Option<Result<(), Lost>> {
+    fn check_state(&self, is_so: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamLoss>> {
         let state = self.0.state.borrow();
         if state.broken {
-            return Some(Err(Lost::Refused));
+            return Some(Err(StreamLoss::Refused));
         }
         is_so(&state).then_some(Ok(()))
     }
 
-    fn dispatch_event(&self, event: Event, on_open: &mut impl FnMut(Opened)) {
+    fn dispatch_event(&self, event: LinkEvent, on_open: &mut impl FnMut(OpenedStream)) {
         let mut state = self.0.state.borrow_mut();
         match event {
-            Event::Opened { stream, kind, head, end } => {
+            LinkEvent::Opened { stream, kind, head, end } => {
                 state.add_slot(stream).theirs_ended = end;
                 state.used = true;
                 drop(state);
                 let stream = LinkStream::new(self.0.clone(), stream);
-                on_open(Opened { stream, kind, head, end });
+                on_open(OpenedStream { stream, kind, head, end });
             }
-            Event::Head { stream, head, interim, rejected, end } => {
+            LinkEvent::Head { stream, head, interim, rejected, end } => {
                 state.deliver_item(stream, Incoming::Head { head, interim, rejected, end });
             }
-            Event::Data { stream, data, end } => {
+            LinkEvent::Data { stream, data, end } => {
                 state.deliver_item(stream, Incoming::Data { data, end });
             }
-            Event::Trailers { stream, trailers } => {
+            LinkEvent::Trailers { stream, trailers } => {
                 state.deliver_item(stream, Incoming::Trailers(trailers));
             }
-            Event::Reset { stream, code, reason } => {
+            LinkEvent::Reset { stream, code, reason } => {
                 state.note_reason(stream, &reason);
-                state.lose_stream(stream, Lost::from(code));
+                state.lose_stream(stream, StreamLoss::from(code));
             }
-            Event::Credit { stream } => state.resume_writer(stream),
-            Event::GoAway { last, .. } => state.hear_go_away(last),
-            Event::Ready => {
+            LinkEvent::Credit { stream } => state.resume_writer(stream),
+            LinkEvent::GoAway { last, .. } => state.hear_go_away(last),
+            LinkEvent::Ready => {
                 state.greeted = true;
                 self.0.changed.notify_waiters();
             }
-            Event::Pong if state.retired => state.announce_last(),
-            Event::Pong => {}
+            LinkEvent::Pong if state.retired => state.announce_last(),
+            LinkEvent::Pong => {}
         }
     }
 
@@ -247,13 +250,13 @@ impl LinkHandle {
         state.broken = true;
         state.congested.clear();
         for slot in state.slots.values_mut() {
-            slot.end_early(Lost::Broken);
+            slot.end_early(StreamLoss::Broken);
         }
         self.0.changed.notify_waiters();
     }
 }
 
-impl State {
+impl LinkState {
     fn wake_driver(&self) {
         if let Some(waker) = &self.driver {
             waker.wake_by_ref();
@@ -262,27 +265,27 @@ impl State {
 
     /// Returns the state machine, with a buffer for its output.
     fn link_with_buffer(&mut self) -> &mut Link {
-        buffers::ensure_capacity(self.link.output(), Size::Turn);
+        buffers::ensure_capacity(self.link.output(), BufferSize::Turn);
         &mut self.link
     }
 
-    fn add_slot(&mut self, id: StreamId) -> &mut Slot {
+    fn add_slot(&mut self, id: StreamId) -> &mut StreamSlot {
         let arrived = self.spare.pop().unwrap_or_default();
-        self.slots.entry(id).or_insert(Slot { arrived, ..Slot::default() })
+        self.slots.entry(id).or_insert(StreamSlot { arrived, ..StreamSlot::default() })
     }
 
     /// Removes a stream.
-    fn remove(&mut self, id: StreamId) -> Removed {
+    fn remove(&mut self, id: StreamId) -> RemovedStream {
         let Some(slot) = self.slots.remove(&id) else {
-            return Removed { is_congested: false, is_whole: false };
+            return RemovedStream { is_congested: false, is_whole: false };
         };
         let is_whole = slot.is_whole();
-        let Slot { mut arrived, is_congested, .. } = slot;
+        let StreamSlot { mut arrived, is_congested, .. } = slot;
         arrived.clear();
         if self.spare.len() < SPARE_MAX && arrived.capacity() <= QUEUE_MAX {
             self.spare.push(arrived);
         }
-        Removed { is_congested, is_whole }
+        RemovedStream { is_congested, is_whole }
     }
 
     /// True if the driver may be waiting for the last stream to end.
@@ -297,7 +300,7 @@ impl State {
         }
     }
 
-    fn lose_stream(&mut self, id: StreamId, lost: Lost) {
+    fn lose_stream(&mut self, id: StreamId, lost: StreamLoss) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.end_early(lost);
         }
@@ -334,7 +337,7 @@ impl State {
         // An opener's GOAWAY does not refer to our streams: those that it opened continue.
         if self.role == Role::Opener {
             for (_, slot) in self.slots.iter_mut().filter(|(id, _)| **id > last) {
-                slot.end_early(Lost::Refused);
+                slot.end_early(StreamLoss::Refused);
             }
         }
     }
@@ -355,14 +358,14 @@ impl State {
 }
 
 /// The state of a stream when it was removed from its link.
-struct Removed {
+struct RemovedStream {
     /// True if it waited for the output to drain.
     is_congested: bool,
     /// True if both directions had ended.
     is_whole: bool,
 }
 
-impl From<ResetCode> for Lost {
+impl From<ResetCode> for StreamLoss {
     fn from(code: ResetCode) -> Self {
         match code {
             ResetCode::Unreachable => Self::Unreachable,

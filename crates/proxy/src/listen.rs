@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use leno_listen::{Listener, Next};
+use leno_listen::{AcceptEvent, Listener};
 use leno_model::Reason;
 use leno_telemetry::Count;
 use tokio::net::TcpListener;
@@ -14,27 +14,28 @@ use tokio::task::LocalSet;
 
 use crate::connection;
 use crate::drain::{self, Phase};
-use crate::redirect::Gate;
+use crate::redirect::ConnectionClassifier;
 use crate::worker::Worker;
 
 /// A command of the control thread to a data thread.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum ListenerCommand {
     /// Accepts connections on a listener.
     Open {
         /// Identifies the listener until it is closed.
-        gate: Gate,
+        classifier: ConnectionClassifier,
         listener: std::net::TcpListener,
     },
     /// Stops accepting; open connections continue. `closed` is dropped after the socket.
-    Close { gate: Gate, closed: mpsc::Sender<Infallible> },
+    Close { classifier: ConnectionClassifier, closed: mpsc::Sender<Infallible> },
 }
 
 /// Runs a data thread until it has drained or every sender of commands is dropped.
-pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command>) {
-    let counts = Rc::new(Counts::default());
+pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<ListenerCommand>) {
+    let counts = Rc::new(ListenerCounts::default());
     // A listener closes when its sender is dropped, or sends a value to drop after the close.
-    let mut accepting: HashMap<Gate, oneshot::Sender<mpsc::Sender<Infallible>>> = HashMap::new();
+    let mut accepting: HashMap<ConnectionClassifier, oneshot::Sender<mpsc::Sender<Infallible>>> =
+        HashMap::new();
     let mut phase = worker.phase.clone();
     let tasks = LocalSet::new();
     tasks
@@ -47,20 +48,20 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
                     _ = phase.wait_for(|phase| *phase == Phase::Draining) => None,
                 };
                 match command {
-                    Some(Command::Open { gate, listener }) => {
+                    Some(ListenerCommand::Open { classifier, listener }) => {
                         let (close, closing) = oneshot::channel();
                         let accept = accept_connections(
                             worker.clone(),
-                            gate.clone(),
+                            classifier.clone(),
                             listener,
                             counts.clone(),
                             closing,
                         );
                         tokio::task::spawn_local(accept);
-                        accepting.insert(gate, close);
+                        accepting.insert(classifier, close);
                     }
-                    Some(Command::Close { gate, closed }) => {
-                        if let Some(close) = accepting.remove(&gate) {
+                    Some(ListenerCommand::Close { classifier, closed }) => {
+                        if let Some(close) = accepting.remove(&classifier) {
                             // An error means that the listener has already failed.
                             drop(close.send(closed));
                         }
@@ -76,7 +77,10 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Command
 }
 
 /// Waits, for a bounded time, until requests in progress have finished.
-async fn wait_for_requests(worker: &Rc<Worker>, Counts { listeners, open }: &Counts) {
+async fn wait_for_requests(
+    worker: &Rc<Worker>,
+    ListenerCounts { listeners, open }: &ListenerCounts,
+) {
     let limits = &worker.config.limits;
     let finished = async {
         until_none(listeners).await;
@@ -101,15 +105,17 @@ async fn until_none(count: &Cell<usize>) {
 /// Accepts connections until `closing` resolves, then also those already in the kernel's queue.
 async fn accept_connections(
     worker: Rc<Worker>,
-    gate: Gate,
+    classifier: ConnectionClassifier,
     listener: std::net::TcpListener,
-    counts: Rc<Counts>,
+    counts: Rc<ListenerCounts>,
     mut closing: oneshot::Receiver<mpsc::Sender<Infallible>>,
 ) {
-    let _listening = Open::new(&counts, |counts| &counts.listeners);
+    let _listening = CountGuard::new(&counts, |counts| &counts.listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
-        Err(error) => return tracing::error!(listener = ?gate, %error, "cannot use a listener"),
+        Err(error) => {
+            return tracing::error!(listener = ?classifier, %error, "cannot use a listener");
+        }
     };
     let mut closed = None;
     loop {
@@ -123,12 +129,12 @@ async fn accept_connections(
             next = listener.next() => next,
         };
         let (tcp, peer) = match next {
-            Next::Accepted(tcp, peer) => (tcp, peer),
-            Next::Paused => {
+            AcceptEvent::Accepted(tcp, peer) => (tcp, peer),
+            AcceptEvent::Paused => {
                 worker.shard.add(Count::AcceptPauses, 1);
                 continue;
             }
-            Next::Closed => break,
+            AcceptEvent::Closed => break,
         };
         let max = worker.config.limits.connections_max;
         // An evicted connection takes a moment to close.
@@ -137,8 +143,8 @@ async fn accept_connections(
             worker.shard.count_rejected(Reason::TooManyConnections.label());
             continue;
         }
-        let guard = Open::new(&counts, |counts| &counts.open);
-        let listener_kind = match gate.listener_kind(&worker, &tcp) {
+        let guard = CountGuard::new(&counts, |counts| &counts.open);
+        let listener_kind = match classifier.listener_kind(&worker, &tcp) {
             Ok(listener_kind) => listener_kind,
             Err(reason) => {
                 worker.shard.count_rejected(reason.label());
@@ -160,25 +166,25 @@ async fn accept_connections(
 
 /// Counts of the listeners and connections of a thread.
 #[derive(Default)]
-struct Counts {
+struct ListenerCounts {
     listeners: Cell<usize>,
     open: Cell<usize>,
 }
 
 /// Counts one of them while it lives.
-struct Open {
-    counts: Rc<Counts>,
-    of: fn(&Counts) -> &Cell<usize>,
+struct CountGuard {
+    counts: Rc<ListenerCounts>,
+    of: fn(&ListenerCounts) -> &Cell<usize>,
 }
 
-impl Open {
-    fn new(counts: &Rc<Counts>, of: fn(&Counts) -> &Cell<usize>) -> Self {
+impl CountGuard {
+    fn new(counts: &Rc<ListenerCounts>, of: fn(&ListenerCounts) -> &Cell<usize>) -> Self {
         of(counts).set(of(counts).get() + 1);
         Self { counts: counts.clone(), of }
     }
 }
 
-impl Drop for Open {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         let count = (self.of)(&self.counts);
         count.set(count.get() - 1);

@@ -7,33 +7,33 @@ use std::time::Duration;
 
 use leno_discovery::InboundListener;
 use leno_listen::BACKLOG;
-use leno_model::{GatewayPort, WorkloadPlan, WorkloadPort};
+use leno_model::{GatewayPort, WorkloadConfig, WorkloadPort};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::config::{Config, Interception};
 use crate::dial::set_options;
-use crate::listen::Command;
-use crate::redirect::Gate;
+use crate::listen::ListenerCommand;
+use crate::redirect::ConnectionClassifier;
 use crate::session::ListenerKind;
 use crate::state::StateDir;
 
 /// The open listeners.
 pub(crate) struct Listeners {
-    workers: Vec<mpsc::Sender<Command>>,
+    workers: Vec<mpsc::Sender<ListenerCommand>>,
     state: StateDir,
-    open: BTreeMap<String, Open>,
+    open: BTreeMap<String, OpenListener>,
 }
 
-struct Open {
-    gate: Gate,
+struct OpenListener {
+    classifier: ConnectionClassifier,
     wanted: SocketAddr,
     address: SocketAddr,
 }
 
 impl Listeners {
-    pub(crate) fn new(workers: Vec<mpsc::Sender<Command>>, state: StateDir) -> Self {
+    pub(crate) fn new(workers: Vec<mpsc::Sender<ListenerCommand>>, state: StateDir) -> Self {
         Self { workers, state, open: BTreeMap::new() }
     }
 
@@ -42,16 +42,16 @@ impl Listeners {
     pub(crate) async fn reconcile(
         &mut self,
         config: &Config,
-        plan: &WorkloadPlan,
+        plan: &WorkloadConfig,
     ) -> Vec<ListenError> {
         let wanted = configured_listeners(config, plan);
         let stale: Vec<String> = self
             .open
             .iter()
             .filter(|(name, open)| {
-                wanted
-                    .get(*name)
-                    .is_none_or(|(gate, address)| *gate != open.gate || *address != open.wanted)
+                wanted.get(*name).is_none_or(|(classifier, address)| {
+                    *classifier != open.classifier || *address != open.wanted
+                })
             })
             .map(|(name, _)| name.clone())
             .collect();
@@ -59,7 +59,10 @@ impl Listeners {
         let is_any_stale = !stale.is_empty();
         for name in stale {
             if let Some(open) = self.open.remove(&name) {
-                let close = || Command::Close { gate: open.gate.clone(), closed: closed.clone() };
+                let close = || ListenerCommand::Close {
+                    classifier: open.classifier.clone(),
+                    closed: closed.clone(),
+                };
                 self.tell_all(close).await;
             }
         }
@@ -69,9 +72,9 @@ impl Listeners {
             drop(timeout(CLOSE_TIMEOUT, open_still.recv()).await);
         }
         let mut problems = Vec::new();
-        for (name, (gate, address)) in wanted {
+        for (name, (classifier, address)) in wanted {
             if !self.open.contains_key(&name)
-                && let Err(cause) = self.open_listener(&name, gate, address).await
+                && let Err(cause) = self.open_listener(&name, classifier, address).await
             {
                 problems.push(ListenError { name, address, cause });
             }
@@ -83,13 +86,13 @@ impl Listeners {
     pub(crate) fn inbound_listeners(
         &self,
         config: &Config,
-        plan: &WorkloadPlan,
+        plan: &WorkloadConfig,
     ) -> Vec<InboundListener> {
-        let inbound = |open: &Open| match open.gate {
-            Gate::Fixed(ListenerKind::Inbound { port }) => {
+        let inbound = |open: &OpenListener| match open.classifier {
+            ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
                 Some(InboundListener { port, address: open.address })
             }
-            Gate::Fixed(
+            ConnectionClassifier::Fixed(
                 ListenerKind::Outbound { .. }
                 | ListenerKind::Service { .. }
                 | ListenerKind::HttpProxy
@@ -97,10 +100,10 @@ impl Listeners {
                 | ListenerKind::Gateway { .. }
                 | ListenerKind::Pinned { .. },
             )
-            | Gate::Inbound
-            | Gate::InboundOther
-            | Gate::Outbound
-            | Gate::OutboundV6 => None,
+            | ConnectionClassifier::Inbound
+            | ConnectionClassifier::InboundOther
+            | ConnectionClassifier::Outbound
+            | ConnectionClassifier::OutboundV6 => None,
         };
         match &config.interception {
             Interception::Listeners { .. } => self.open.values().filter_map(inbound).collect(),
@@ -108,7 +111,7 @@ impl Listeners {
             Interception::Gateway { .. } => Vec::new(),
             // The application's own ports; the kernel redirects them to the sidecar.
             Interception::Redirect { .. }
-                if !self.open.values().any(|o| o.gate == Gate::Inbound) =>
+                if !self.open.values().any(|o| o.classifier == ConnectionClassifier::Inbound) =>
             {
                 Vec::new()
             }
@@ -125,13 +128,15 @@ impl Listeners {
     /// Returns the listeners for the sidecar's own requests to its application, by application port.
     pub(crate) fn application_listeners(&self) -> BTreeMap<u16, SocketAddr> {
         let own = self.open.iter().filter(|(name, _)| name.starts_with(OWN));
-        let own = own.filter_map(|(_, open)| match open.gate {
-            Gate::Fixed(ListenerKind::Inbound { port }) => Some((port, open.address)),
-            Gate::Fixed(_)
-            | Gate::Inbound
-            | Gate::InboundOther
-            | Gate::Outbound
-            | Gate::OutboundV6 => None,
+        let own = own.filter_map(|(_, open)| match open.classifier {
+            ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
+                Some((port, open.address))
+            }
+            ConnectionClassifier::Fixed(_)
+            | ConnectionClassifier::Inbound
+            | ConnectionClassifier::InboundOther
+            | ConnectionClassifier::Outbound
+            | ConnectionClassifier::OutboundV6 => None,
         });
         own.collect()
     }
@@ -144,19 +149,21 @@ impl Listeners {
     async fn open_listener(
         &mut self,
         name: &str,
-        gate: Gate,
+        classifier: ConnectionClassifier,
         wanted: SocketAddr,
     ) -> io::Result<()> {
-        let first = match gate {
+        let first = match classifier {
             // All addresses of both versions are one listener on a gateway.
-            Gate::Fixed(ListenerKind::Gateway { .. }) if wanted.ip().is_unspecified() => {
+            ConnectionClassifier::Fixed(ListenerKind::Gateway { .. })
+                if wanted.ip().is_unspecified() =>
+            {
                 bind_for(wanted, wanted.is_ipv4())?
             }
-            Gate::Fixed(_)
-            | Gate::Inbound
-            | Gate::InboundOther
-            | Gate::Outbound
-            | Gate::OutboundV6 => self.bind_listener(name, wanted)?,
+            ConnectionClassifier::Fixed(_)
+            | ConnectionClassifier::Inbound
+            | ConnectionClassifier::InboundOther
+            | ConnectionClassifier::Outbound
+            | ConnectionClassifier::OutboundV6 => self.bind_listener(name, wanted)?,
         };
         let address = first.local_addr()?;
         // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would permit another sidecar of
@@ -167,13 +174,13 @@ impl Listeners {
         }
         sockets.push(first);
         for (worker, listener) in self.workers.iter().zip(sockets) {
-            let command = Command::Open { gate: gate.clone(), listener };
+            let command = ListenerCommand::Open { classifier: classifier.clone(), listener };
             worker.send(command).await.map_err(io::Error::other)?;
         }
         if wanted.port() == 0 {
             self.state.keep_address(name, address);
         }
-        self.open.insert(name.to_owned(), Open { gate, wanted, address });
+        self.open.insert(name.to_owned(), OpenListener { classifier, wanted, address });
         Ok(())
     }
 
@@ -186,7 +193,7 @@ impl Listeners {
         }
     }
 
-    async fn tell_all(&self, command: impl Fn() -> Command) {
+    async fn tell_all(&self, command: impl Fn() -> ListenerCommand) {
         for worker in &self.workers {
             // A worker that has ended has no listeners left to close.
             drop(worker.send(command()).await);
@@ -206,8 +213,8 @@ pub(crate) struct ListenError {
 /// Returns the listeners of a configuration by name.
 fn configured_listeners(
     config: &Config,
-    plan: &WorkloadPlan,
-) -> BTreeMap<String, (Gate, SocketAddr)> {
+    plan: &WorkloadConfig,
+) -> BTreeMap<String, (ConnectionClassifier, SocketAddr)> {
     let mut wanted = BTreeMap::new();
     let is_gateway = matches!(config.interception, Interception::Gateway { .. });
     for listener in plan.outbound_listeners.iter().filter(|_| !is_gateway) {
@@ -215,45 +222,51 @@ fn configured_listeners(
             ListenerKind::Outbound { service: listener.service.clone(), port: listener.port };
         wanted.insert(
             format!("listener-{}", listener.listen),
-            (Gate::Fixed(listener_kind), listener.listen),
+            (ConnectionClassifier::Fixed(listener_kind), listener.listen),
         );
     }
     match &config.interception {
         Interception::Listeners { inbound, http_proxy } => {
             for port in &plan.ports {
-                let gate = Gate::Fixed(ListenerKind::Inbound { port: port.port });
+                let classifier =
+                    ConnectionClassifier::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::new(*inbound, 0);
-                wanted.insert(format!("inbound-{}", port.port), (gate, address));
+                wanted.insert(format!("inbound-{}", port.port), (classifier, address));
             }
             if let Some(address) = http_proxy {
-                let gate = Gate::Fixed(ListenerKind::HttpProxy);
-                wanted.insert("http-proxy".to_owned(), (gate, *address));
+                let classifier = ConnectionClassifier::Fixed(ListenerKind::HttpProxy);
+                wanted.insert("http-proxy".to_owned(), (classifier, *address));
             }
         }
         Interception::Gateway { bind } => {
             let ports = plan.gateway.iter().flat_map(|gateway| &gateway.ports);
             for GatewayPort { port, .. } in ports {
-                let gate = Gate::Fixed(ListenerKind::Gateway { port: *port });
+                let classifier = ConnectionClassifier::Fixed(ListenerKind::Gateway { port: *port });
                 let address = SocketAddr::new(*bind, *port);
-                wanted.insert(format!("gateway-{port}"), (gate, address));
+                wanted.insert(format!("gateway-{port}"), (classifier, address));
             }
         }
         Interception::Redirect { inbound, inbound_other, outbound, outbound_v6, .. } => {
-            wanted.insert("redirected-inbound".to_owned(), (Gate::Inbound, *inbound));
+            wanted
+                .insert("redirected-inbound".to_owned(), (ConnectionClassifier::Inbound, *inbound));
             if let Some(inbound) = inbound_other {
                 let name = "redirected-inbound-other".to_owned();
-                wanted.insert(name, (Gate::InboundOther, *inbound));
+                wanted.insert(name, (ConnectionClassifier::InboundOther, *inbound));
             }
-            wanted.insert("redirected-outbound".to_owned(), (Gate::Outbound, *outbound));
+            wanted.insert(
+                "redirected-outbound".to_owned(),
+                (ConnectionClassifier::Outbound, *outbound),
+            );
             if let Some(outbound) = outbound_v6 {
                 let name = "redirected-outbound-v6".to_owned();
-                wanted.insert(name, (Gate::OutboundV6, *outbound));
+                wanted.insert(name, (ConnectionClassifier::OutboundV6, *outbound));
             }
             // The kernel does not redirect connections of the sidecar to its own address.
             for port in &plan.ports {
-                let gate = Gate::Fixed(ListenerKind::Inbound { port: port.port });
+                let classifier =
+                    ConnectionClassifier::Fixed(ListenerKind::Inbound { port: port.port });
                 let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-                wanted.insert(format!("{OWN}{}", port.port), (gate, address));
+                wanted.insert(format!("{OWN}{}", port.port), (classifier, address));
             }
         }
     }

@@ -6,23 +6,23 @@ use std::net::SocketAddr;
 use bytes::BytesMut;
 use leno_model::{Egress, Reason};
 use leno_telemetry::ConnectionSide;
-use leno_traffic::Way;
-use leno_wire::sniff::Sniffed;
+use leno_traffic::EgressDecision;
+use leno_wire::sniff::DetectedProtocol;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::connection::{Ended, serve_until};
-use crate::connections::Counted;
+use crate::config_store::{ConfigSnapshot, ConfigStore};
+use crate::connection::{ConnectionResult, serve_until};
+use crate::connections::OpenCounter;
 use crate::dial::{dial_address, dial_reason};
 use crate::first_bytes::{server_name, sniff_connection};
-use crate::http::message::{Reader, Writer};
+use crate::http::message::{MessageReader, MessageWriter};
 use crate::http::server::serve_requests;
-use crate::io::{Io, Stream};
-use crate::record::Record;
+use crate::io::{ByteStream, Io};
+use crate::record::ExchangeRecord;
 use crate::session::Session;
 use crate::splice::copy_bytes;
 use crate::worker::Worker;
-use crate::world::{ConfigSnapshot, World};
 
 /// Carries the application's connection to its original destination. The first bytes are awaited only if the
 /// address alone does not decide: in some protocols the server speaks first. `early`: bytes that were read
@@ -34,12 +34,13 @@ pub(crate) async fn serve_connection(
     mut early: BytesMut,
 ) {
     let reported = match detect_destination(session, at, &io, &mut early).await {
-        Ok(Reported::Requests) => {
+        Ok(DestinationIdentifier::Requests) => {
             // Each request is allowed or rejected individually.
             let mut served = Box::pin(async { drop(serve_requests(session, &io, early).await) });
-            let world = &session.worker.world;
-            let forbidden = Box::pin(wait_until_forbidden(world, at, &Reported::Requests));
-            if serve_until(served.as_mut(), forbidden, &io).await == Ended::Cut {
+            let config_store = &session.worker.config_store;
+            let forbidden =
+                Box::pin(wait_until_forbidden(config_store, at, &DestinationIdentifier::Requests));
+            if serve_until(served.as_mut(), forbidden, &io).await == ConnectionResult::Aborted {
                 session.worker.shard.count_rejected(Reason::EgressDenied.label());
             }
             return;
@@ -47,7 +48,7 @@ pub(crate) async fn serve_connection(
         Ok(reported) => Ok(reported),
         Err(reason) => Err(reason),
     };
-    let mut record = Record::open(session, PROTOCOL);
+    let mut record = ExchangeRecord::open(session, PROTOCOL);
     let passed = match reported {
         Ok(reported) => forward_bytes(session, at, &reported, &io, early, &record).await,
         Err(reason) => {
@@ -66,7 +67,7 @@ pub(crate) async fn serve_connection(
 }
 
 /// The part of a connection that identifies its destination.
-enum Reported {
+enum DestinationIdentifier {
     /// The address alone.
     Address,
     /// The server name of a TLS client.
@@ -75,24 +76,24 @@ enum Reported {
     Requests,
 }
 
-impl Reported {
+impl DestinationIdentifier {
     /// True if egress to this address is allowed.
     fn is_let_out(&self, config: &ConfigSnapshot, at: SocketAddr) -> bool {
         let plans = &config.plans;
-        if plans.snapshot.plan.egress == Egress::Allow {
+        if plans.snapshot.config.egress == Egress::Allow {
             return true;
         }
         match self {
-            Self::Address => plans.egress_rules.permission_for(at) == Way::Open,
+            Self::Address => plans.egress_rules.permission_for(at) == EgressDecision::Allowed,
             Self::ServerName(name) => {
-                plans.egress_rules.permission_for(at) == Way::Open
+                plans.egress_rules.permission_for(at) == EgressDecision::Allowed
                     || plans.egress_rules.by_server_name(at, name).is_some()
             }
             // Allowed if some requests may be; each is checked individually.
             Self::Requests => match plans.egress_rules.permission_for(at) {
-                Way::Open => true,
-                Way::Inspected { by_request, .. } => by_request,
-                Way::Closed => false,
+                EgressDecision::Allowed => true,
+                EgressDecision::Inspected { by_request, .. } => by_request,
+                EgressDecision::Denied => false,
             },
         }
     }
@@ -104,56 +105,58 @@ async fn detect_destination(
     at: SocketAddr,
     io: &Io,
     early: &mut BytesMut,
-) -> Result<Reported, Reason> {
+) -> Result<DestinationIdentifier, Reason> {
     let worker = &session.worker;
-    let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let plans = &config.plans;
-    if plans.snapshot.plan.egress == Egress::Allow {
-        return Ok(Reported::Address);
+    if plans.snapshot.config.egress == Egress::Allow {
+        return Ok(DestinationIdentifier::Address);
     }
     let (by_request, by_server_name) = match plans.egress_rules.permission_for(at) {
-        Way::Closed => return Err(Reason::EgressDenied),
-        Way::Open => return Ok(Reported::Address),
-        Way::Inspected { by_request, by_server_name } => (by_request, by_server_name),
+        EgressDecision::Denied => return Err(Reason::EgressDenied),
+        EgressDecision::Allowed => return Ok(DestinationIdentifier::Address),
+        EgressDecision::Inspected { by_request, by_server_name } => (by_request, by_server_name),
     };
     drop(config);
     let max_wait = worker.config.limits.head_timeout;
     let sniffed =
         timeout(max_wait, sniff_connection(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
     match sniffed {
-        Sniffed::Http1 if by_request => Ok(Reported::Requests),
-        Sniffed::Tls if by_server_name => {
+        DetectedProtocol::Http1 if by_request => Ok(DestinationIdentifier::Requests),
+        DetectedProtocol::Tls if by_server_name => {
             let name = timeout(max_wait, server_name(io, early)).await;
             let name = name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
-            Ok(Reported::ServerName(name))
+            Ok(DestinationIdentifier::ServerName(name))
         }
-        Sniffed::Http1 | Sniffed::Http2 | Sniffed::Tls | Sniffed::Opaque | Sniffed::More => {
-            Err(Reason::EgressDenied)
-        }
+        DetectedProtocol::Http1
+        | DetectedProtocol::Http2
+        | DetectedProtocol::Tls
+        | DetectedProtocol::Opaque
+        | DetectedProtocol::Incomplete => Err(Reason::EgressDenied),
     }
 }
 
 async fn forward_bytes(
     session: &Session,
     at: SocketAddr,
-    reported: &Reported,
+    reported: &DestinationIdentifier,
     io: &Io,
     early: BytesMut,
-    record: &Record<'_>,
+    record: &ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
     let connected = connect_outside(worker, at, reported).await;
     record.count_opened();
     let tcp = connected?;
-    let _counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let _counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.idle_connection;
-    let ends = |io: &Io| (Reader::new(io.clone()), Writer::new(io.clone(), max_wait));
-    let server = Io::new(Stream::Plain(tcp));
+    let ends = |io: &Io| (MessageReader::new(io.clone()), MessageWriter::new(io.clone(), max_wait));
+    let server = Io::new(ByteStream::Plain(tcp));
     let mut client = ends(io);
     client.0.buffer = early;
     tokio::select! {
         spliced = copy_bytes(client, ends(&server), max_wait, record, None) => spliced,
-        () = wait_until_forbidden(&worker.world, at, reported) => {
+        () = wait_until_forbidden(&worker.config_store, at, reported) => {
             server.reset_on_drop();
             Err(Reason::EgressDenied)
         }
@@ -164,9 +167,9 @@ async fn forward_bytes(
 async fn connect_outside(
     worker: &Worker,
     at: SocketAddr,
-    reported: &Reported,
+    reported: &DestinationIdentifier,
 ) -> Result<TcpStream, Reason> {
-    let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
+    let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
     if !reported.is_let_out(&config, at) {
         return Err(Reason::EgressDenied);
     }
@@ -177,10 +180,14 @@ async fn connect_outside(
 }
 
 /// Resolves when egress of a connection is no longer allowed.
-async fn wait_until_forbidden(world: &World, at: SocketAddr, reported: &Reported) {
-    let mut changes = world.egress_changes();
+async fn wait_until_forbidden(
+    config_store: &ConfigStore,
+    at: SocketAddr,
+    reported: &DestinationIdentifier,
+) {
+    let mut changes = config_store.egress_changes();
     loop {
-        if world.current_config().is_some_and(|config| !reported.is_let_out(&config, at)) {
+        if config_store.current_config().is_some_and(|config| !reported.is_let_out(&config, at)) {
             return;
         }
         if changes.changed().await.is_err() {

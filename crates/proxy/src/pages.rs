@@ -34,7 +34,7 @@ impl Pages {
 
     /// Returns the next connection; `None` if the proxy is over and the queue is empty.
     pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
-        let over = async { drop(self.phase.wait_for(|phase| *phase == Phase::Over).await) };
+        let over = async { drop(self.phase.wait_for(|phase| *phase == Phase::Stopped).await) };
         self.listener.next_until(over).await
     }
 }
@@ -54,7 +54,7 @@ where
     tokio::select! {
         biased;
         served = half_open.serve_connection(connection.as_mut()) => return served,
-        _ = phase.wait_for(|phase| *phase == Phase::Over) => {}
+        _ = phase.wait_for(|phase| *phase == Phase::Stopped) => {}
     }
     connection.as_mut().graceful_shutdown();
     Ok(connection.await)
@@ -67,7 +67,7 @@ pub(crate) async fn run_bounded(
 ) {
     let late = async {
         // The sender outlives the pages.
-        drop(phase.wait_for(|phase| *phase == Phase::Over).await);
+        drop(phase.wait_for(|phase| *phase == Phase::Stopped).await);
         sleep(LAST_MAX).await;
     };
     tokio::select! {

@@ -17,12 +17,12 @@ mod http;
 
 /// The probes of a pod, by container and kind.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Probes(BTreeMap<String, BTreeMap<Kind, Probe>>);
+pub struct Probes(BTreeMap<String, BTreeMap<ProbeKind, Probe>>);
 
 /// The kind of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum ProbeKind {
     Startup,
     Readiness,
     Liveness,
@@ -31,19 +31,19 @@ enum Kind {
 /// One probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Probe {
-    action: Action,
+    action: ProbeAction,
     timeout: Duration,
 }
 
 /// The action of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Action {
+enum ProbeAction {
     /// Sends an HTTP request.
     Http(http::HttpGet),
     /// Opens a TCP connection.
     Tcp(NonZeroU16),
     /// Calls the gRPC health service.
-    Grpc(grpc::Check),
+    Grpc(grpc::GrpcHealthCheck),
 }
 
 impl Probes {
@@ -52,7 +52,7 @@ impl Probes {
     /// # Errors
     /// [`ProbesError`] that names the probe.
     pub fn from_json(text: &str) -> Result<Self, ProbesError> {
-        let raw: BTreeMap<String, BTreeMap<Kind, Raw>> = serde_json::from_str(text)?;
+        let raw: BTreeMap<String, BTreeMap<ProbeKind, RawProbe>> = serde_json::from_str(text)?;
         let mut probes = BTreeMap::new();
         for (container, kinds) in raw {
             let mut parsed = BTreeMap::new();
@@ -73,9 +73,9 @@ impl Probes {
     pub(crate) fn find_probe(&self, path: &str) -> Option<&Probe> {
         let (container, kind) = path.split_once('/')?;
         let kind = match kind {
-            "startup" => Kind::Startup,
-            "readiness" => Kind::Readiness,
-            "liveness" => Kind::Liveness,
+            "startup" => ProbeKind::Startup,
+            "readiness" => ProbeKind::Readiness,
+            "liveness" => ProbeKind::Liveness,
             _ => return None,
         };
         self.0.get(container)?.get(&kind)
@@ -109,11 +109,11 @@ pub enum ProbesError {
 }
 
 impl Probe {
-    fn from_raw(raw: Raw) -> Option<Self> {
+    fn from_raw(raw: RawProbe) -> Option<Self> {
         let action = match (raw.http_get, raw.tcp_socket, raw.grpc) {
-            (Some(get), None, None) => Action::Http(get),
-            (None, Some(socket), None) => Action::Tcp(socket.port),
-            (None, None, Some(check)) => Action::Grpc(check),
+            (Some(get), None, None) => ProbeAction::Http(get),
+            (None, Some(socket), None) => ProbeAction::Tcp(socket.port),
+            (None, None, Some(check)) => ProbeAction::Grpc(check),
             _ => return None,
         };
         let seconds = raw.timeout_seconds.map_or(1, NonZeroU32::get);
@@ -126,16 +126,16 @@ impl Probe {
         &self,
         address: IpAddr,
         interception: &Interception,
-    ) -> Result<(), Unwell> {
+    ) -> Result<(), ProbeFailure> {
         let at = |port: NonZeroU16| SocketAddr::new(address, port.get());
         let made = async {
             match &self.action {
-                Action::Http(get) => get.run_check(at(get.port), interception).await,
-                Action::Tcp(port) => dial_application(at(*port), interception).await.map(drop),
-                Action::Grpc(check) => check.run_check(at(check.port), interception).await,
+                ProbeAction::Http(get) => get.run_check(at(get.port), interception).await,
+                ProbeAction::Tcp(port) => dial_application(at(*port), interception).await.map(drop),
+                ProbeAction::Grpc(check) => check.run_check(at(check.port), interception).await,
             }
         };
-        tokio::time::timeout(self.timeout, made).await.unwrap_or(Err(Unwell::Late))
+        tokio::time::timeout(self.timeout, made).await.unwrap_or(Err(ProbeFailure::Timeout))
     }
 }
 
@@ -143,19 +143,19 @@ impl Probe {
 async fn dial_application(
     address: SocketAddr,
     interception: &Interception,
-) -> Result<tokio::net::TcpStream, Unwell> {
+) -> Result<tokio::net::TcpStream, ProbeFailure> {
     let dialed = crate::dial::dial_address(address, interception).await;
-    dialed.map_err(|error| Unwell::Connect(address.port(), error.kind()))
+    dialed.map_err(|error| ProbeFailure::Connect(address.port(), error.kind()))
 }
 
 /// The failure of a probe. It contains no byte of a response body: the port is open to all clients, and the
 /// kubelet does not put the body of a failed probe into its events either (kubernetes/kubernetes#99425).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unwell {
+pub(crate) enum ProbeFailure {
     /// The port does not accept connections.
     Connect(u16, std::io::ErrorKind),
     /// The probe timed out.
-    Late,
+    Timeout,
     /// The sidecar has too many probes in progress.
     Busy,
     /// The response is not in the protocol of the probe.
@@ -168,7 +168,7 @@ pub(crate) enum Unwell {
     NotServing,
 }
 
-impl Unwell {
+impl ProbeFailure {
     /// Returns the status of the response to the kubelet, which appears in its event: the application's own
     /// status, if there is one.
     pub(crate) fn status_code(self) -> StatusCode {
@@ -178,19 +178,19 @@ impl Unwell {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
             }
             Self::Status(_) | Self::Connect(..) | Self::Broken => StatusCode::BAD_GATEWAY,
-            Self::Late => StatusCode::GATEWAY_TIMEOUT,
+            Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Busy | Self::Grpc | Self::NotServing => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
 
-impl fmt::Display for Unwell {
+impl fmt::Display for ProbeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect(port, kind) => {
                 write!(f, "the application accepts no connection on port {port}: {kind}")
             }
-            Self::Late => f.write_str("the application did not respond in time"),
+            Self::Timeout => f.write_str("the application did not respond in time"),
             Self::Busy => f.write_str("the sidecar runs too many probes at the same time"),
             Self::Broken => f.write_str("the application sent no valid response"),
             Self::Status(status) => write!(f, "the application responded with status {status}"),
@@ -204,10 +204,10 @@ impl fmt::Display for Unwell {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Raw {
+struct RawProbe {
     http_get: Option<http::HttpGet>,
     tcp_socket: Option<TcpSocket>,
-    grpc: Option<grpc::Check>,
+    grpc: Option<grpc::GrpcHealthCheck>,
     timeout_seconds: Option<NonZeroU32>,
 }
 

@@ -4,22 +4,22 @@ use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
 
 use leno_model::{Reason, RouteName, ServiceName};
-use leno_telemetry::{GrpcStatus, Outcome, RequestLabels, SeriesId};
-use leno_traffic::{InboundAccess, Permit};
+use leno_telemetry::{GrpcStatus, RequestLabels, RequestRecord, SeriesId};
+use leno_traffic::{InboundAccess, RequestPermit};
 
 use crate::error::Failure;
+use crate::request_trace::{RequestEnd, RequestTrace};
 use crate::rule_matches;
-use crate::seen::{Ended, RequestTrace};
 use crate::session::{ListenerKind, Session};
-use crate::worker::Underway;
+use crate::worker::ExchangeGuard;
 
 /// The record of one exchange. Dropping it counts the exchange, even if its client has vanished.
-pub(crate) struct Record<'a> {
+pub(crate) struct ExchangeRecord<'a> {
     session: &'a Session,
-    _underway: Underway,
+    _underway: ExchangeGuard,
     pub(crate) started: Instant,
     /// The subject of the exchange in metrics.
-    pub(crate) subject: Subject,
+    pub(crate) subject: MetricsSubject,
     /// The final head of the response.
     pub(crate) head: FinalHead,
     pub(crate) reason: Option<Reason>,
@@ -49,7 +49,7 @@ pub(crate) struct FinalHead {
 /// The subject of an exchange, without the labels of its session. It never contains values that a client can
 /// invent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Subject {
+pub(crate) struct MetricsSubject {
     pub(crate) protocol: &'static str,
     pub(crate) service: Option<ServiceName>,
     pub(crate) port: u16,
@@ -76,13 +76,13 @@ impl Hedge {
 }
 
 /// The series of one subject of one session.
-pub(crate) struct Series {
-    pub(crate) subject: Subject,
+pub(crate) struct ExchangeSeries {
+    pub(crate) subject: MetricsSubject,
     pub(crate) labels: RequestLabels,
     pub(crate) id: SeriesId,
 }
 
-impl<'a> Record<'a> {
+impl<'a> ExchangeRecord<'a> {
     /// Opens a record for an exchange in `protocol`. Inlined, so that it is built in its final place.
     #[inline(always)]
     pub(crate) fn open(session: &'a Session, protocol: &'static str) -> Self {
@@ -91,7 +91,7 @@ impl<'a> Record<'a> {
             session,
             _underway: worker.start_exchange(),
             started: Instant::now(),
-            subject: Subject { protocol, service: None, port: 0, route: None },
+            subject: MetricsSubject { protocol, service: None, port: 0, route: None },
             head: FinalHead::default(),
             reason: Some(Reason::DownstreamClosed),
             grpc: Cell::new(None),
@@ -199,7 +199,7 @@ impl<'a> Record<'a> {
 
     /// Records the allow decision, and its reason for denial if it is allowed only because policies are not
     /// enforced.
-    pub(crate) fn record_permit(&mut self, access: &InboundAccess, permit: Permit) {
+    pub(crate) fn record_permit(&mut self, access: &InboundAccess, permit: RequestPermit) {
         if let Some(decision) = access.decision(permit)
             // A policy that allows only other clients has not matched.
             && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
@@ -220,11 +220,11 @@ impl<'a> Record<'a> {
     }
 }
 
-impl Drop for Record<'_> {
+impl Drop for ExchangeRecord<'_> {
     fn drop(&mut self) {
         let worker = &self.session.worker;
         let series = self.session.series_for(&self.subject);
-        let outcome = Outcome {
+        let outcome = RequestRecord {
             status: self.head.status.get(),
             reason: self.reason.map(Reason::label),
             grpc: self.grpc.get(),
@@ -253,7 +253,7 @@ impl Drop for Record<'_> {
             let (labels, downstream) = (&series.labels, self.session.peer);
             trace.publish(
                 worker,
-                &Ended { labels, outcome, retries, hedge, dry_run_reason, downstream },
+                &RequestEnd { labels, outcome, retries, hedge, dry_run_reason, downstream },
             );
         }
     }

@@ -12,7 +12,7 @@ use crate::worker::Worker;
 
 /// The classifier of a listener's connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Gate {
+pub(crate) enum ConnectionClassifier {
     /// All connections are of this kind.
     Fixed(ListenerKind),
     /// The application's outbound connections, redirected in its network namespace.
@@ -25,7 +25,7 @@ pub(crate) enum Gate {
     InboundOther,
 }
 
-impl Gate {
+impl ConnectionClassifier {
     /// Returns the kind of a connection.
     ///
     /// # Errors
@@ -45,14 +45,15 @@ impl Gate {
                     let listener_kind = (!is_own).then_some(ListenerKind::Address(wanted));
                     return listener_kind.ok_or(Reason::UnknownService);
                 }
-                let service = worker.world.names().service_at(wanted.ip());
+                let service = worker.config_store.names().service_at(wanted.ip());
                 let service = service.ok_or(Reason::UnknownService)?;
                 Ok(ListenerKind::Service { service, port: wanted.port() })
             }
             Self::Inbound | Self::InboundOther => {
                 let port = original_destination(tcp).ok_or(Reason::UnknownService)?.port();
-                let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
-                let ports = &config.plans.snapshot.plan.ports;
+                let config =
+                    worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
+                let ports = &config.plans.snapshot.config.ports;
                 // A service may declare any port; the sidecar's own ports would loop.
                 let is_own = is_sidecar_port(&worker.config, port);
                 let known = !is_own && ports.iter().any(|known| known.port == port);

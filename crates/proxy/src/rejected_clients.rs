@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use leno_discovery::Condition;
+use leno_discovery::ProxyCondition;
 use leno_telemetry::RecentTable;
 
 /// The clients of the last [`REMEMBERED`], by the application port that they connected to.
@@ -44,13 +44,13 @@ impl RejectedClients {
     }
 
     /// Returns a condition for each port.
-    pub(crate) fn conditions(&self, now: Instant) -> Vec<Condition> {
+    pub(crate) fn conditions(&self, now: Instant) -> Vec<ProxyCondition> {
         let conditions = self.ports.iter().filter_map(|(port, clients)| {
             let recent = clients.known.iter().filter(|(_, last)| is_recent(**last, now));
             let names: Vec<IpAddr> = recent.map(|(client, _)| *client).collect();
             let has_others = clients.others.is_some_and(|last| is_recent(last, now));
             let is_any = !names.is_empty() || has_others;
-            is_any.then(|| Condition::plaintext_rejected(*port, &names, has_others))
+            is_any.then(|| ProxyCondition::plaintext_rejected(*port, &names, has_others))
         });
         conditions.collect()
     }

@@ -4,77 +4,85 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{IssuedBytes, Request};
-use leno_identity::{Credential, CredentialError, Issued, PrivateKey, Roots, RootsError};
+use leno_discovery::{IssuedCertificate, ProxyRequest};
+use leno_identity::{
+    CertificateBundle, Credential, CredentialError, PrivateKey, Roots, RootsError,
+};
 use leno_telemetry::{Count, Level};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::StartError;
 use crate::config::OnExpiry;
-use crate::follow::Follower;
+use crate::control_client::ControlClient;
 
 /// Verifies an issued certificate, stores it on disk and makes it current.
 pub(crate) fn accept_issued(
-    follower: &Follower,
+    control_client: &ControlClient,
     key: PrivateKey,
-    issued: IssuedBytes,
-) -> Result<Arc<Credential>, Unusable> {
+    issued: IssuedCertificate,
+) -> Result<Arc<Credential>, RenewalError> {
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
     let chain = issued.chain.into_iter().map(Into::into).collect();
-    let credential = Credential::new(key, Issued::new(chain, roots)?)?;
-    if credential.workload() != Some(&follower.config.workload) {
-        return Err(Unusable::OtherWorkload);
+    let credential = Credential::new(key, CertificateBundle::new(chain, roots)?)?;
+    if credential.workload() != Some(&control_client.config.workload) {
+        return Err(RenewalError::OtherWorkload);
     }
-    let saved = credential.save(follower.state.path());
-    follower.state.note_certificate(&saved);
+    let saved = credential.save(control_client.state.path());
+    control_client.state.note_certificate(&saved);
     if let Err(error) = saved {
         // The proxy continues; the certificate is only missing after a restart without a control plane.
         tracing::warn!(%error, "cannot write the certificate to disk");
     }
-    Ok(replace_credential(follower, credential))
+    Ok(replace_credential(control_client, credential))
 }
 
 /// Makes a certificate current.
-pub(crate) fn replace_credential(follower: &Follower, credential: Credential) -> Arc<Credential> {
+pub(crate) fn replace_credential(
+    control_client: &ControlClient,
+    credential: Credential,
+) -> Arc<Credential> {
     for (level, at) in [
         (Level::CertificateIssued, credential.issue_time()),
         (Level::CertificateExpiry, credential.not_after()),
     ] {
         let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        follower.telemetry.set_level(level, since_epoch.as_secs());
+        control_client.telemetry.set_level(level, since_epoch.as_secs());
     }
-    follower.world.replace_credential(credential)
+    control_client.config_store.replace_credential(credential)
 }
 
 /// Renews at half-life, and soon after a failure, for as long as the proxy lives.
-pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Request>) {
-    let mut changes = follower.world.subscribe();
+pub(crate) async fn keep_fresh(
+    control_client: Rc<ControlClient>,
+    requests: mpsc::Sender<ProxyRequest>,
+) {
+    let mut changes = control_client.config_store.subscribe();
     let mut answered = 0;
     loop {
-        let Some(credential) = follower.world.credential() else {
+        let Some(credential) = control_client.config_store.credential() else {
             if changes.changed().await.is_err() {
                 return;
             }
             continue;
         };
-        let wanted = current_generation(&follower);
+        let wanted = current_generation(&control_client);
         if wanted == credential.ca_generation() {
             answered = 0;
         }
         let reissue = ![0, credential.ca_generation(), answered].contains(&wanted);
-        if !wait_until_due(&follower, &credential, reissue, &mut changes).await {
+        if !wait_until_due(&control_client, &credential, reissue, &mut changes).await {
             continue;
         }
         // A response after the expiry would be too late.
         let left = credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
         let max_wait = left.clamp(RETRY_MIN, ANSWER_MAX);
-        let renewed = renew_certificate(&follower, &requests, max_wait).await;
+        let renewed = renew_certificate(&control_client, &requests, max_wait).await;
         let count = if renewed.is_ok() {
             Count::CertificateRenewed
         } else {
             Count::CertificateRenewalFailed
         };
-        follower.shard.add(count, 1);
+        control_client.shard.add(count, 1);
         if renewed.is_ok() {
             // A control plane that issues another CA generation than the configured one is not queried
             // repeatedly.
@@ -82,7 +90,7 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
         }
         if let Err(reason) = renewed {
             if credential.is_expired(SystemTime::now()) {
-                handle_expiry(&follower);
+                handle_expiry(&control_client);
                 // No control plane accepts an expired certificate for a renewal.
                 tokio::time::sleep(RETRY_MAX).await;
                 continue;
@@ -95,9 +103,9 @@ pub(crate) async fn keep_fresh(follower: Rc<Follower>, requests: mpsc::Sender<Re
 }
 
 /// Handles an expired certificate: peers reject it from now on.
-fn handle_expiry(follower: &Follower) {
-    match follower.config.on_expiry {
-        OnExpiry::Continue if follower.config.account_token.is_some() => {
+fn handle_expiry(control_client: &ControlClient) {
+    match control_client.config.on_expiry {
+        OnExpiry::Continue if control_client.config.account_token.is_some() => {
             tracing::error!("the certificate has expired: joining again as soon as possible");
         }
         OnExpiry::Continue => tracing::error!(
@@ -108,19 +116,22 @@ fn handle_expiry(follower: &Follower) {
             tracing::error!(
                 "the certificate has expired: this sidecar exits because of --on-expiry fail"
             );
-            follower.fatal.report_cause(StartError::Expired);
+            control_client.fatal.report_cause(StartError::Expired);
         }
     }
 }
 
 /// Returns the current CA generation; 0 if it is unknown.
-fn current_generation(follower: &Follower) -> u64 {
-    follower.world.current_config().map_or(0, |config| config.plans.snapshot.plan.ca_generation)
+fn current_generation(control_client: &ControlClient) -> u64 {
+    control_client
+        .config_store
+        .current_config()
+        .map_or(0, |config| config.plans.snapshot.config.ca_generation)
 }
 
 /// Waits until the next check; returns true if this certificate is due for renewal.
 async fn wait_until_due(
-    follower: &Follower,
+    control_client: &ControlClient,
     credential: &Credential,
     reissue: bool,
     changes: &mut watch::Receiver<u64>,
@@ -129,10 +140,10 @@ async fn wait_until_due(
         // All sidecars learn of a new CA at once; renewals are spread since none is urgent.
         let life = credential.not_after().duration_since(credential.not_before());
         let spread = (life.unwrap_or_default() / 20).min(REISSUE_SPREAD_MAX);
-        tokio::time::sleep(spread.mul_f64(follower.seed as f64 / u64::MAX as f64)).await;
+        tokio::time::sleep(spread.mul_f64(control_client.seed as f64 / u64::MAX as f64)).await;
         return true;
     }
-    let left = credential.renew_at(follower.seed).duration_since(SystemTime::now());
+    let left = credential.renew_at(control_client.seed).duration_since(SystemTime::now());
     let left = left.unwrap_or_default();
     // The clock may jump, or the machine may sleep: the clock is checked periodically.
     tokio::select! {
@@ -143,27 +154,27 @@ async fn wait_until_due(
 }
 
 async fn renew_certificate(
-    follower: &Follower,
-    requests: &mpsc::Sender<Request>,
+    control_client: &ControlClient,
+    requests: &mpsc::Sender<ProxyRequest>,
     max_wait: Duration,
-) -> Result<(), Unusable> {
+) -> Result<(), RenewalError> {
     let key = PrivateKey::generate();
     let (answer, issued) = oneshot::channel();
-    let request = Request::Renew { csr: key.certificate_request(), answer };
+    let request = ProxyRequest::Renew { csr: key.certificate_request(), answer };
     let asked = async {
         requests.send(request).await.ok()?;
         issued.await.ok()
     };
     let answered = tokio::time::timeout(max_wait, asked).await;
-    let issued = answered.ok().flatten().ok_or(Unusable::Unanswered)?;
-    let issued = issued.map_err(|not| Unusable::Refused(not.reason))?;
-    accept_issued(follower, key, issued)?;
+    let issued = answered.ok().flatten().ok_or(RenewalError::Unanswered)?;
+    let issued = issued.map_err(|not| RenewalError::Refused(not.reason))?;
+    accept_issued(control_client, key, issued)?;
     Ok(())
 }
 
 /// The reason why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unusable {
+pub(crate) enum RenewalError {
     #[error(transparent)]
     Roots(#[from] RootsError),
     #[error(transparent)]

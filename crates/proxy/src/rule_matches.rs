@@ -1,27 +1,27 @@
 //! Counts of rule matches, by the data thread that applied the rule.
 
 use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
-use leno_telemetry::{RuleLabels, RuleNumber, Shard};
-use leno_traffic::{CompiledRule, MatchSlot, PolicyDecision};
+use leno_telemetry::{MetricsShard, RuleLabels, RuleNumber};
+use leno_traffic::{CompiledRouteRule, MatchSlot, PolicyDecision};
 
 /// Counts a match of a route rule.
-pub(crate) fn count_route(shard: &Shard, rule: &CompiledRule) {
+pub(crate) fn count_route(shard: &MetricsShard, rule: &CompiledRouteRule) {
     count_hit(shard, &rule.match_slot, || of_route(rule.kind.as_str(), &rule.route, rule.number));
 }
 
 /// Counts a match of a rule for connections without parsed requests. These rules have no slot that caches their
 /// series: a connection looks it up anyway.
-pub(crate) fn count_connection_rule(shard: &Shard, kind: &'static str, route: &RouteName) {
+pub(crate) fn count_connection_rule(shard: &MetricsShard, kind: &'static str, route: &RouteName) {
     shard.count_match(shard.rule_number(&of_route(kind, route, 0)));
 }
 
 /// The same, for a kind of route.
-pub(crate) fn count_route_kind(shard: &Shard, kind: RouteKind, route: &RouteName) {
+pub(crate) fn count_route_kind(shard: &MetricsShard, kind: RouteKind, route: &RouteName) {
     count_connection_rule(shard, kind.as_str(), route);
 }
 
 /// Counts a match of an authorization rule.
-pub(crate) fn count_policy(shard: &Shard, decision: &PolicyDecision) {
+pub(crate) fn count_policy(shard: &MetricsShard, decision: &PolicyDecision) {
     count_hit(shard, decision.hit_slot(), || RuleLabels {
         kind: decision.policy_kind(),
         namespace: decision.policy.namespace.to_string(),
@@ -31,7 +31,7 @@ pub(crate) fn count_policy(shard: &Shard, decision: &PolicyDecision) {
 }
 
 /// Counts a match of a tag or lane rule.
-pub(crate) fn count_tags(shard: &Shard, origin: &RuleOrigin, slot: &MatchSlot) {
+pub(crate) fn count_tags(shard: &MetricsShard, origin: &RuleOrigin, slot: &MatchSlot) {
     count_hit(shard, slot, || RuleLabels {
         kind: origin.dialect.as_str(),
         namespace: origin.name.namespace.to_string(),
@@ -41,7 +41,11 @@ pub(crate) fn count_tags(shard: &Shard, origin: &RuleOrigin, slot: &MatchSlot) {
 }
 
 /// Counts a match of a policy as a whole, or of its only rule.
-pub(crate) fn count_whole_policy(shard: &Shard, policy: &ServicePolicyName, slot: &MatchSlot) {
+pub(crate) fn count_whole_policy(
+    shard: &MetricsShard,
+    policy: &ServicePolicyName,
+    slot: &MatchSlot,
+) {
     count_hit(shard, slot, || RuleLabels {
         kind: policy.kind.as_str(),
         namespace: policy.namespace.to_string(),
@@ -51,7 +55,7 @@ pub(crate) fn count_whole_policy(shard: &Shard, policy: &ServicePolicyName, slot
 }
 
 /// Counts a retry by a retry policy.
-pub(crate) fn count_retry(shard: &Shard, policy: &PolicyName, slot: &MatchSlot) {
+pub(crate) fn count_retry(shard: &MetricsShard, policy: &PolicyName, slot: &MatchSlot) {
     count_hit(shard, slot, || RuleLabels {
         kind: RuleKind::Retry.as_str(),
         namespace: policy.namespace.to_string(),
@@ -69,7 +73,7 @@ fn of_route(kind: &'static str, route: &RouteName, number: usize) -> RuleLabels 
     }
 }
 
-fn count_hit(shard: &Shard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
+fn count_hit(shard: &MetricsShard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
     let number = slot.index_or_find(|| shard.rule_number(&labels()).get());
     if let Some(rule) = RuleNumber::new(number) {
         shard.count_match(rule);

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use leno_model::{EndpointId, Reason, Scheme, ServiceName, SpiffeId};
 use leno_telemetry::RequestLabels;
-use leno_traffic::{Carrier, ConnectionPermit, Denial, Origin, PolicyDecision};
+use leno_traffic::{ConnectionOrigin, ConnectionPermit, Denial, PolicyDecision, SessionTransport};
 
-use crate::http::exchange::Pins;
-use crate::record::{Series, Subject};
+use crate::config_store::ConfigSnapshot;
+use crate::http::exchange::PinnedConnections;
+use crate::record::{ExchangeSeries, MetricsSubject};
 use crate::upstream::Application;
 use crate::worker::Worker;
-use crate::world::ConfigSnapshot;
 
 /// The listener kind of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -35,7 +35,7 @@ pub(crate) enum ListenerKind {
 }
 
 /// An external client's connection to a gateway.
-pub(crate) struct Edge {
+pub(crate) struct GatewayConnection {
     /// The port of the gateway.
     pub(crate) port: u16,
     /// The scheme, and the server name of the client's TLS session, if any.
@@ -53,13 +53,13 @@ pub(crate) struct Session {
     pub(crate) expires: Option<Instant>,
     pub(crate) peer: SocketAddr,
     /// The transport of inbound connections.
-    pub(crate) carrier: Carrier,
+    pub(crate) carrier: SessionTransport,
     /// True if HTTP/2 was detected at a port without a declared protocol: the application gets HTTP/2.
     pub(crate) found_http2: bool,
     /// The `Host` of the service behind an outbound listener: the client knows only the listener's address.
     pub(crate) host: Option<Rc<str>>,
     /// The gateway connection of an external client.
-    pub(crate) edge: Option<Box<Edge>>,
+    pub(crate) gateway_connection: Option<Box<GatewayConnection>>,
     /// The external server of the last request.
     pub(crate) outside: RefCell<Option<Rc<Application>>>,
     /// True if one client uses this connection alone: its requests come one after another over HTTP/1.1.
@@ -69,9 +69,9 @@ pub(crate) struct Session {
     /// True if the connection was read as HTTP but its port now carries TCP: no further request is accepted.
     pub(crate) is_outdated: Cell<bool>,
     /// Connections that serve this client alone, since their servers authenticate them.
-    pub(crate) pinned: Pins,
+    pub(crate) pinned: PinnedConnections,
     /// A cache of the series of its exchanges.
-    series: RefCell<Vec<Rc<Series>>>,
+    series: RefCell<Vec<Rc<ExchangeSeries>>>,
     /// The allow decision by the access rules of one configuration; evaluated again when they change.
     permit: RefCell<Option<ConnectionPermit>>,
     /// The logged denials that were not enforced.
@@ -98,7 +98,7 @@ impl Session {
         };
         let (series, permit) = (RefCell::default(), RefCell::default());
         let reported = RefCell::default();
-        let (expires, edge, carrier) = (None, None, Carrier::Clear);
+        let (expires, gateway_connection, carrier) = (None, None, SessionTransport::Plaintext);
         let outside = RefCell::default();
         Self {
             outside,
@@ -110,11 +110,11 @@ impl Session {
             carrier,
             found_http2: false,
             host,
-            edge,
+            gateway_connection,
             is_exclusive: Cell::new(false),
             is_private: false,
             is_outdated: Cell::new(false),
-            pinned: Pins::default(),
+            pinned: PinnedConnections::default(),
             series,
             permit,
             reported,
@@ -122,9 +122,16 @@ impl Session {
     }
 
     /// Creates the session of an external client's connection to a gateway.
-    pub(crate) fn at_the_edge(worker: Rc<Worker>, edge: Edge, peer: SocketAddr) -> Self {
-        let listener_kind = ListenerKind::Gateway { port: edge.port };
-        Self { edge: Some(Box::new(edge)), ..Self::new(worker, listener_kind, None, peer) }
+    pub(crate) fn at_the_edge(
+        worker: Rc<Worker>,
+        gateway_connection: GatewayConnection,
+        peer: SocketAddr,
+    ) -> Self {
+        let listener_kind = ListenerKind::Gateway { port: gateway_connection.port };
+        Self {
+            gateway_connection: Some(Box::new(gateway_connection)),
+            ..Self::new(worker, listener_kind, None, peer)
+        }
     }
 
     /// Creates a session for the same peer, for a part of its connection in which HTTP was detected. `http2`:
@@ -139,15 +146,18 @@ impl Session {
     /// Returns the idle timeout before the next request.
     pub(crate) fn max_wait(&self) -> Duration {
         let limits = &self.worker.config.limits;
-        let idle =
-            if self.edge.is_some() { limits.idle_external_client } else { limits.idle_connection };
+        let idle = if self.gateway_connection.is_some() {
+            limits.idle_external_client
+        } else {
+            limits.idle_connection
+        };
         self.expires.map_or(idle, |at| idle.min(at.saturating_duration_since(Instant::now())))
     }
 
     /// Resolves when this idle connection is evicted for another one. Only external clients are evicted, at a
     /// gateway or at ports that allow clients outside the mesh.
     pub(crate) async fn wait_for_eviction(&self) {
-        match self.edge.is_some() || (self.is_inbound() && self.identity.is_none()) {
+        match self.gateway_connection.is_some() || (self.is_inbound() && self.identity.is_none()) {
             // Boxed, so that other connections need no memory for it.
             true => Box::pin(self.worker.idle.wait_for_eviction()).await,
             false => std::future::pending().await,
@@ -177,8 +187,8 @@ impl Session {
     }
 
     /// Returns the address and transport of the client.
-    pub(crate) fn origin(&self) -> Origin {
-        Origin { address: self.peer.ip(), carrier: self.carrier.clone() }
+    pub(crate) fn origin(&self) -> ConnectionOrigin {
+        ConnectionOrigin { address: self.peer.ip(), transport: self.carrier.clone() }
     }
 
     /// Returns the authorization decision of `config` for the peer, cached per connection and configuration, for
@@ -225,7 +235,7 @@ impl Session {
 
     /// Returns the series of `subject`, from the cache if possible.
     #[inline]
-    pub(crate) fn series_for(&self, subject: &Subject) -> Rc<Series> {
+    pub(crate) fn series_for(&self, subject: &MetricsSubject) -> Rc<ExchangeSeries> {
         let mut known = self.series.borrow_mut();
         if let Some(series) = known.iter().find(|series| series.subject == *subject) {
             return series.clone();
@@ -239,14 +249,14 @@ impl Session {
     }
 
     #[cold]
-    fn new_series(&self, subject: &Subject) -> Series {
+    fn new_series(&self, subject: &MetricsSubject) -> ExchangeSeries {
         let labels = self.request_labels(subject);
         let id = self.worker.shard.series_id(&labels);
-        Series { subject: subject.clone(), labels, id }
+        ExchangeSeries { subject: subject.clone(), labels, id }
     }
 
-    fn request_labels(&self, subject: &Subject) -> RequestLabels {
-        let Subject { protocol, service, port, route } = subject;
+    fn request_labels(&self, subject: &MetricsSubject) -> RequestLabels {
+        let MetricsSubject { protocol, service, port, route } = subject;
         let account = self.identity.as_ref().map(|identity| &identity.account);
         RequestLabels {
             direction: if self.is_inbound() { "inbound" } else { "outbound" },

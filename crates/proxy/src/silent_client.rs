@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use leno_model::Protocol;
 use tokio::time::timeout;
 
-use crate::connection::{Spoken, detect_protocol};
+use crate::connection::{ConnectionProtocol, detect_protocol};
 use crate::drain::{Phase, last_call};
 use crate::first_bytes::await_first;
 use crate::io::Io;
@@ -25,10 +25,10 @@ pub(crate) async fn spoken_in(
     io: &Io,
     early: &mut BytesMut,
     needs_requests: impl Fn() -> bool,
-) -> Option<Spoken> {
+) -> Option<ConnectionProtocol> {
     loop {
         let spoken = detect_protocol(worker, declared, max_wait, io, early).await?;
-        let is_silent = spoken == Spoken::Opaque && early.is_empty();
+        let is_silent = spoken == ConnectionProtocol::Opaque && early.is_empty();
         if !is_silent || declared != Protocol::Detect || !needs_requests() {
             return Some(spoken);
         }

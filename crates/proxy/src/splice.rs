@@ -7,39 +7,39 @@ use leno_model::Reason;
 use leno_wire::http1::BodyLength;
 
 use crate::error::{downstream_reason, upstream_reason};
-use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
-use crate::http::message::{Reader, Writer};
+use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
+use crate::http::message::{MessageReader, MessageWriter};
 use crate::io::Io;
 use crate::max_wait::wait_for_silence;
-use crate::record::Record;
-use crate::tcp::Examination;
+use crate::record::ExchangeRecord;
+use crate::tcp::RequestDetector;
 
 /// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
 /// for `max_wait`. With an `examination` the client's first line is checked.
 pub(crate) async fn copy_bytes(
-    client: (Reader, Writer),
-    server: (Reader, Writer),
+    client: (MessageReader, MessageWriter),
+    server: (MessageReader, MessageWriter),
     max_wait: Duration,
-    record: &Record<'_>,
-    examination: Option<&Examination<'_>>,
+    record: &ExchangeRecord<'_>,
+    examination: Option<&RequestDetector<'_>>,
 ) -> Result<(), Reason> {
     let ((mut client, mut to_client), (mut server, mut to_server)) = (client, server);
     let ends = (to_client.io.clone(), to_server.io.clone());
     let (bytes_in, bytes_out) = (&record.bytes_in, &record.bytes_out);
-    let noted = |bytes| Noted::for_response(bytes, None);
+    let noted = |bytes| BodyRecorder::for_response(bytes, None);
     let forth = async {
-        let mut source = Source::from_http1(&mut client, BodyLength::UntilClose);
-        let mut sink = Sink::Http1 { writer: &mut to_server, chunked: false };
+        let mut source = BodySource::from_http1(&mut client, BodyLength::UntilClose);
+        let mut sink = BodySink::Http1 { writer: &mut to_server, chunked: false };
         if let Some(examination) = examination {
             examination.forward_inspected(&mut source, &mut sink, bytes_in).await?;
         }
-        forward_body(&mut source, &mut sink, Silence::Allowed, &noted(bytes_in)).await?;
+        forward_body(&mut source, &mut sink, PauseLimit::Allowed, &noted(bytes_in)).await?;
         end_direction(&ends.1).await
     };
     let back = async {
-        let mut source = Source::from_http1(&mut server, BodyLength::UntilClose);
-        let mut sink = Sink::Http1 { writer: &mut to_client, chunked: false };
-        forward_body(&mut source, &mut sink, Silence::Allowed, &noted(bytes_out)).await?;
+        let mut source = BodySource::from_http1(&mut server, BodyLength::UntilClose);
+        let mut sink = BodySink::Http1 { writer: &mut to_client, chunked: false };
+        forward_body(&mut source, &mut sink, PauseLimit::Allowed, &noted(bytes_out)).await?;
         end_direction(&ends.0).await
     };
     let forth = async { forth.await.map_err(|broken| reason_forth(&broken)) };
@@ -57,22 +57,22 @@ pub(crate) async fn copy_bytes(
     spliced
 }
 
-async fn end_direction(io: &Io) -> Result<(), Broken> {
-    poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
+async fn end_direction(io: &Io) -> Result<(), PumpError> {
+    poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
 }
 
-fn reason_forth(broken: &Broken) -> Reason {
+fn reason_forth(broken: &PumpError) -> Reason {
     match broken {
-        Broken::Source(error) => downstream_reason(error),
-        Broken::Sink => Reason::UpstreamReset,
-        Broken::SinkStalled => Reason::IdleTimeout,
+        PumpError::Source(error) => downstream_reason(error),
+        PumpError::Sink => Reason::UpstreamReset,
+        PumpError::SinkStalled => Reason::IdleTimeout,
     }
 }
 
-fn reason_back(broken: &Broken) -> Reason {
+fn reason_back(broken: &PumpError) -> Reason {
     match broken {
-        Broken::Source(error) => upstream_reason(error),
-        Broken::Sink => Reason::DownstreamClosed,
-        Broken::SinkStalled => Reason::IdleTimeout,
+        PumpError::Source(error) => upstream_reason(error),
+        PumpError::Sink => Reason::DownstreamClosed,
+        PumpError::SinkStalled => Reason::IdleTimeout,
     }
 }

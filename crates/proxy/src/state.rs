@@ -17,23 +17,23 @@ use leno_identity::{
 use leno_model::WorkloadName;
 use tokio::sync::Notify;
 
-use crate::names::Names;
+use crate::virtual_addresses::VirtualAddresses;
 
 /// The directory of the state that one workload's proxy keeps over restarts.
 #[derive(Debug, Clone)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    lock: Arc<Mutex<Lock>>,
+    lock: Arc<Mutex<DirectoryLock>>,
     /// The small files that were written, in case they are removed.
     written: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
     /// The files that could not be written, with the last error.
-    unwritten: Arc<Mutex<Unwritten>>,
+    unwritten: Arc<Mutex<UnwrittenFiles>>,
     failed: Arc<Notify>,
 }
 
 /// The lock of the directory.
 #[derive(Debug)]
-enum Lock {
+enum DirectoryLock {
     /// Held while the proxy serves.
     Held(File),
     /// The disk cannot even store an empty file.
@@ -44,7 +44,7 @@ enum Lock {
 
 /// Content that could not be written, by file: the latest of each.
 #[derive(Debug, Default)]
-struct Unwritten {
+struct UnwrittenFiles {
     files: BTreeMap<String, Vec<u8>>,
     problem: Option<String>,
 }
@@ -55,13 +55,13 @@ impl StateDir {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         create_private_directory(path)?;
         let lock = match lock_directory(path) {
-            Ok(file) => Lock::Held(file),
+            Ok(file) => DirectoryLock::Held(file),
             Err(error) => match error.kind() {
                 io::ErrorKind::InvalidData | io::ErrorKind::ResourceBusy => return Err(error),
                 _ => {
                     // A full disk must not keep a proxy from its stored snapshot.
                     tracing::warn!(%error, "cannot lock the state directory");
-                    Lock::Absent
+                    DirectoryLock::Absent
                 }
             },
         };
@@ -80,8 +80,8 @@ impl StateDir {
 
     /// Releases the directory to a successor while this proxy only finishes requests in progress.
     pub(crate) fn release(&self) {
-        let lock = std::mem::replace(&mut *self.lock(), Lock::Released);
-        if let Lock::Held(file) = lock
+        let lock = std::mem::replace(&mut *self.lock(), DirectoryLock::Released);
+        if let DirectoryLock::Held(file) = lock
             && let Err(error) = file.unlock()
         {
             tracing::warn!(%error, "cannot release the state directory");
@@ -90,20 +90,22 @@ impl StateDir {
 
     /// True if the directory, the snapshot or another file of this proxy is absent although it was written
     /// before.
-    pub(crate) fn is_damaged(&self, world: bool) -> bool {
+    pub(crate) fn is_damaged(&self, config_store: bool) -> bool {
         let lock_is_gone = match &*self.lock() {
-            Lock::Held(file) => file.metadata().map_or(true, |found| found.nlink() == 0),
-            Lock::Absent => true,
-            Lock::Released => return false,
+            DirectoryLock::Held(file) => file.metadata().map_or(true, |found| found.nlink() == 0),
+            DirectoryLock::Absent => true,
+            DirectoryLock::Released => return false,
         };
         let written = lock_mutex(&self.written);
         let lacks = |name: &str| is_absent(&self.path.join(name));
-        lock_is_gone || written.keys().any(|name| lacks(name)) || (world && lacks(CONFIG_FILE))
+        lock_is_gone
+            || written.keys().any(|name| lacks(name))
+            || (config_store && lacks(CONFIG_FILE))
     }
 
     /// Recreates a directory that was removed, and writes the absent files. The certificate is written by its
     /// owner.
-    pub(crate) fn restore_files(&self, world: Option<&[u8]>) {
+    pub(crate) fn restore_files(&self, config_store: Option<&[u8]>) {
         if let Err(error) = self.lock_again() {
             if self.unwritten_files().record_failed(LOCK_FILE, b"", &error) {
                 tracing::warn!(%error, "the state directory was removed, and creating it again fails");
@@ -113,7 +115,7 @@ impl StateDir {
         self.unwritten_files().record_written(LOCK_FILE);
         let files = lock_mutex(&self.written).clone();
         let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        for (name, bytes) in files.chain(world.map(|bytes| (CONFIG_FILE, bytes))) {
+        for (name, bytes) in files.chain(config_store.map(|bytes| (CONFIG_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
                 self.write_file(name, bytes);
             }
@@ -124,17 +126,17 @@ impl StateDir {
     fn lock_again(&self) -> io::Result<()> {
         let mut lock = self.lock();
         match &*lock {
-            Lock::Held(file) if file.metadata()?.nlink() > 0 => return Ok(()),
-            Lock::Held(_) | Lock::Absent => {}
-            Lock::Released => return Ok(()),
+            DirectoryLock::Held(file) if file.metadata()?.nlink() > 0 => return Ok(()),
+            DirectoryLock::Held(_) | DirectoryLock::Absent => {}
+            DirectoryLock::Released => return Ok(()),
         }
         create_private_directory(&self.path)?;
-        *lock = Lock::Held(lock_directory(&self.path)?);
+        *lock = DirectoryLock::Held(lock_directory(&self.path)?);
         tracing::warn!(path = %self.path.display(), "the state directory was removed; creating it again");
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lock> {
+    fn lock(&self) -> MutexGuard<'_, DirectoryLock> {
         lock_mutex(&self.lock)
     }
 
@@ -166,8 +168,8 @@ impl StateDir {
         })
     }
 
-    pub(crate) fn keep_world(&self, world: &[u8]) {
-        self.write_file(CONFIG_FILE, world);
+    pub(crate) fn keep_world(&self, config_store: &[u8]) {
+        self.write_file(CONFIG_FILE, config_store);
     }
 
     /// Returns the previous address of a listener, so that peers find it at the address they know.
@@ -181,9 +183,9 @@ impl StateDir {
     }
 
     /// Returns the stored virtual addresses of services.
-    pub(crate) fn stored_names(&self) -> Names {
+    pub(crate) fn stored_names(&self) -> VirtualAddresses {
         let text = self.read(NAMES_FILE).unwrap_or_default();
-        Names::from_text(&String::from_utf8_lossy(&text))
+        VirtualAddresses::from_text(&String::from_utf8_lossy(&text))
     }
 
     pub(crate) fn keep_names(&self, names: &str) {
@@ -247,7 +249,7 @@ impl StateDir {
 
     /// True while the current certificate is not on disk.
     pub(crate) fn lacks_certificate(&self) -> bool {
-        let is_released = matches!(*self.lock(), Lock::Released);
+        let is_released = matches!(*self.lock(), DirectoryLock::Released);
         !is_released
             && (self.unwritten_files().files.contains_key(CERTIFICATE)
                 || !Credential::is_saved(&self.path))
@@ -258,7 +260,7 @@ impl StateDir {
         self.failed.notified().await;
     }
 
-    fn unwritten_files(&self) -> MutexGuard<'_, Unwritten> {
+    fn unwritten_files(&self) -> MutexGuard<'_, UnwrittenFiles> {
         lock_mutex(&self.unwritten)
     }
 }
@@ -284,7 +286,7 @@ fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Unwritten {
+impl UnwrittenFiles {
     fn record_written(&mut self, name: &str) {
         self.files.remove(name);
         if self.files.is_empty() {

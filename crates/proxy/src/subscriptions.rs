@@ -13,7 +13,7 @@ pub(crate) struct Subscriptions<K> {
 
 /// The eviction priority of an entry: smaller ones are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Priority {
+pub(crate) enum EvictionPriority {
     /// The name does not exist; the time of its last use.
     Absent(u64),
     /// The time of its last use.
@@ -24,7 +24,7 @@ pub(crate) enum Priority {
 
 /// A bounded table of the control thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Table {
+pub(crate) enum SubscriptionTable {
     /// Services that do not exist.
     UnknownServices,
     /// All services.
@@ -37,7 +37,7 @@ pub(crate) enum Table {
     ServiceAddresses,
 }
 
-impl Table {
+impl SubscriptionTable {
     /// Returns the subject of its condition.
     pub(crate) const fn subject(self) -> &'static str {
         match self {
@@ -130,7 +130,7 @@ impl<K: Ord + Clone> Subscriptions<K> {
     pub(crate) fn evict_smallest(
         &mut self,
         count: usize,
-        priority: impl Fn(&K) -> Option<Priority>,
+        priority: impl Fn(&K) -> Option<EvictionPriority>,
     ) -> Vec<K> {
         let candidate = |(key, number): (&K, &u64)| Some((priority(key)?, *number, key.clone()));
         let mut candidates: Vec<_> = self.numbers.iter().filter_map(candidate).collect();
@@ -152,11 +152,11 @@ mod tests {
         assert!((0..6).all(|key| table.insert(key)));
         assert!(!table.insert(3));
         let priority = |key: &i32| match key {
-            0 => Some(Priority::Used(1)),
-            1 => Some(Priority::Absent(9)),
-            2 => Some(Priority::Pending),
-            3 => Some(Priority::Used(0)),
-            4 => Some(Priority::Absent(9)),
+            0 => Some(EvictionPriority::Used(1)),
+            1 => Some(EvictionPriority::Absent(9)),
+            2 => Some(EvictionPriority::Pending),
+            3 => Some(EvictionPriority::Used(0)),
+            4 => Some(EvictionPriority::Absent(9)),
             _ => None,
         };
         assert_eq!(table.evict_smallest(0, priority), Vec::<i32>::new());
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(table.keys().collect::<Vec<_>>(), [&5]);
         assert!(table.insert(1) && table.insert(0));
         assert_eq!(
-            table.evict_smallest(1, |_| Some(Priority::Pending)),
+            table.evict_smallest(1, |_| Some(EvictionPriority::Pending)),
             [5],
             "the oldest of equal ones"
         );

@@ -7,35 +7,35 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use crate::http::server::serve_stream;
-use crate::link::Opened;
+use crate::link::OpenedStream;
 use crate::session::Session;
 
 /// The idle tasks of one thread.
 #[derive(Default)]
-pub(crate) struct TaskPool(RefCell<Vec<Rc<Seat>>>);
+pub(crate) struct TaskPool(RefCell<Vec<Rc<IdleTask>>>);
 
 /// A stream, and the session of its link.
-struct Job {
+struct StreamJob {
     session: Rc<Session>,
-    opened: Opened,
+    opened: OpenedStream,
 }
 
 /// The slot in which an idle task receives its next job.
 #[derive(Default)]
-struct Seat {
-    job: Cell<Option<Job>>,
+struct IdleTask {
+    job: Cell<Option<StreamJob>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl TaskPool {
     /// Serves an HTTP stream in a pooled task: the one that was busy last, or a new one.
-    pub(crate) fn serve_stream(session: Rc<Session>, opened: Opened) {
-        let job = Job { session, opened };
+    pub(crate) fn serve_stream(session: Rc<Session>, opened: OpenedStream) {
+        let job = StreamJob { session, opened };
         let idle = job.session.worker.task_pool.0.borrow_mut().pop();
         match idle {
-            Some(seat) => {
-                seat.job.set(Some(job));
-                if let Some(waker) = seat.waker.take() {
+            Some(idle_task) => {
+                idle_task.job.set(Some(job));
+                if let Some(waker) = idle_task.waker.take() {
                     waker.wake();
                 }
             }
@@ -44,32 +44,32 @@ impl TaskPool {
     }
 
     /// Adds a task to the idle ones. Returns false if the pool is full.
-    fn add_idle(&self, seat: &Rc<Seat>) -> bool {
+    fn add_idle(&self, idle_task: &Rc<IdleTask>) -> bool {
         let mut idle = self.0.borrow_mut();
         let is_wanted = idle.len() < IDLE_MAX;
         if is_wanted {
-            idle.push(seat.clone());
+            idle.push(idle_task.clone());
         }
         is_wanted
     }
 }
 
-async fn run_jobs(first: Job) {
+async fn run_jobs(first: StreamJob) {
     let worker = first.session.worker.clone();
-    let seat = Rc::new(Seat::default());
+    let idle_task = Rc::new(IdleTask::default());
     let mut next = Some(first);
-    while let Some(Job { session, opened }) = next {
+    while let Some(StreamJob { session, opened }) = next {
         serve_stream(&session, &opened).await;
         drop((session, opened));
-        next = match worker.task_pool.add_idle(&seat) {
-            true => Some(seat.next().await),
+        next = match worker.task_pool.add_idle(&idle_task) {
+            true => Some(idle_task.next().await),
             false => None,
         };
     }
 }
 
-impl Seat {
-    async fn next(&self) -> Job {
+impl IdleTask {
+    async fn next(&self) -> StreamJob {
         poll_fn(|cx| match self.job.take() {
             Some(job) => Poll::Ready(job),
             None => {

@@ -1,8 +1,8 @@
 //! Opaque TCP: the request pipeline without the HTTP stages.
 
-mod hidden;
 mod inbound;
-mod silent;
+mod request_detection;
+mod server_first;
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -12,45 +12,49 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use leno_listen::HalfOpen;
-use leno_model::{EndpointId, Faults, Reach, Reason, Retry, ServiceName, WeightedBackend};
+use leno_model::{
+    ClientAuthorization, EndpointId, PortFaults, Reason, RetryCondition, ServiceName,
+    WeightedBackend,
+};
 use leno_traffic::forwarded::EffectivePolicies;
-use leno_traffic::outlier::Ending;
-use leno_traffic::retry::{self, Attempt, Sent};
-use leno_traffic::{GatewayPortPlan, PortPlan, TlsChoice, tcp_backend};
+use leno_traffic::outlier::EndpointResult;
+use leno_traffic::retry::{self, FailedAttempt, SentPart};
+use leno_traffic::{CompiledGatewayPort, CompiledPort, TlsChoice, tcp_backend};
 use leno_wire::http1::BodyLength;
 use leno_wire::link::StreamKind;
-use leno_wire::sniff::{Sniffed, sniff_protocol};
+use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use tokio::time::timeout;
 
 use crate::application_ports::START_MAX_WAIT;
-use crate::awaited::Outdated;
+use crate::config_store::ConfigSnapshot;
+use crate::endpoint_wait::Outdated;
 use crate::error::{downstream_reason, lost_reason, upstream_reason};
 use crate::first_bytes::{server_name, sniff_connection};
 use crate::handshake;
-use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
-use crate::http::edge;
-use crate::http::message::{Reader, Writer};
+use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
+use crate::http::gateway_request;
+use crate::http::message::{MessageReader, MessageWriter};
 use crate::http::route;
 use crate::http2::client::{Http2Checkout, Http2Pool, connect_http2};
-use crate::io::{Io, Stream};
+use crate::io::{ByteStream, Io};
 use crate::link::{LinkHandle, LinkStream};
 use crate::max_wait::wait_for_silence;
-use crate::record::Record;
+use crate::record::ExchangeRecord;
 use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::splice::copy_bytes;
+use crate::upstream::circuit_breaker::LimitPermit;
 use crate::upstream::connect::plain_bytes;
-use crate::upstream::gate::Held;
 use crate::upstream::priorities::Priorities;
 use crate::upstream::{
-    Checkout, Destined, Http1Upstream, InFlight, Upstream, Wait, pick::pick_endpoint, wait_for,
+    AttemptTarget, Checkout, ConnectWait, Http1Upstream, InFlight, Upstream, pick::pick_endpoint,
+    wait_for,
 };
 use crate::worker::Worker;
-use crate::world::ConfigSnapshot;
 
-pub(crate) use hidden::Examination;
 pub(crate) use inbound::{forward_plaintext, needs_requests, to_application};
-pub(crate) use silent::injects_faults;
+pub(crate) use request_detection::RequestDetector;
+pub(crate) use server_first::injects_faults;
 
 /// Forwards the application's connection to a service. `early`: the bytes already read.
 pub(crate) async fn to_service(
@@ -60,7 +64,7 @@ pub(crate) async fn to_service(
     io: Io,
     mut early: BytesMut,
 ) {
-    let mut record = Record::open(session, "tcp");
+    let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
     let mut opened = open_upstream(session, service, port, (&io, &mut early), &mut record).await;
@@ -76,7 +80,7 @@ pub(crate) async fn to_service(
 
 /// Waits until another attempt to open the connection is possible.
 #[cold]
-async fn may_be_opened(session: &Session, outdated: Outdated, record: &Record<'_>) -> bool {
+async fn may_be_opened(session: &Session, outdated: Outdated, record: &ExchangeRecord<'_>) -> bool {
     match &record.subject.service {
         Some(service) => session.worker.endpoint_expected(service, outdated, record.started).await,
         None => false,
@@ -88,10 +92,10 @@ pub(crate) async fn through_gateway(
     session: &Session,
     half_open: HalfOpen,
     port: u16,
-    plan: &GatewayPortPlan,
+    plan: &CompiledGatewayPort,
     io: Io,
 ) {
-    let mut record = Record::open(session, "tcp");
+    let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.port = port;
     let mut early = BytesMut::new();
     let opened = open_from_edge(session, half_open, plan, &io, &mut early, &mut record).await;
@@ -102,29 +106,37 @@ pub(crate) async fn through_gateway(
 /// Forwards bytes in both directions, once the upstream is open.
 async fn forward_connection(
     session: &Session,
-    opened: Result<Opening, Unopened>,
+    opened: Result<OpenedUpstream, TcpOpenError>,
     io: &Io,
     early: BytesMut,
-    mut record: Record<'_>,
+    mut record: ExchangeRecord<'_>,
 ) {
     let max_wait = session.worker.config.limits.idle_connection;
     let ends = |early| {
-        let mut reader = Reader::new(io.clone());
+        let mut reader = MessageReader::new(io.clone());
         reader.buffer = early;
-        (reader, Writer::new(io.clone(), max_wait))
+        (reader, MessageWriter::new(io.clone(), max_wait))
     };
     let carried = match opened {
-        Ok((passage, _under_way)) if early.is_empty() && silent::is_detected(session, &record) => {
-            Box::pin(silent::forward_bytes(session, passage, ends(early), &record)).await
+        Ok((upstream_stream, _under_way))
+            if early.is_empty() && server_first::is_detected(session, &record) =>
+        {
+            Box::pin(server_first::forward_bytes(session, upstream_stream, ends(early), &record))
+                .await
         }
-        Ok((Passage::Link(stream), _under_way)) => {
-            let carried =
-                forward_streams(&mut ends(early), &stream, Towards::Link, max_wait, &mut record)
-                    .await;
+        Ok((UpstreamStream::Link(stream), _under_way)) => {
+            let carried = forward_streams(
+                &mut ends(early),
+                &stream,
+                PumpDirection::Link,
+                max_wait,
+                &mut record,
+            )
+            .await;
             carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
         }
-        Ok((Passage::Plain(connection), _under_way)) => {
-            let server = Writer::new(connection.writer.io.clone(), max_wait);
+        Ok((UpstreamStream::Plain(connection), _under_way)) => {
+            let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
             let server = (connection.reader, server);
             Box::pin(copy_bytes(ends(early), server, max_wait, &record, None)).await
         }
@@ -141,11 +153,11 @@ async fn forward_connection(
 }
 
 /// An opened upstream, and its load guards.
-type Opening = (Passage, (InFlight, Option<Held>));
+type OpenedUpstream = (UpstreamStream, (InFlight, Option<LimitPermit>));
 
 /// The reason why no upstream was opened.
 #[derive(Debug, Clone, Copy)]
-struct Unopened {
+struct TcpOpenError {
     /// The reason that determines the next step.
     reason: Reason,
     /// The reason that the sidecar of the endpoint reported.
@@ -154,13 +166,13 @@ struct Unopened {
     outdated: Option<Outdated>,
 }
 
-impl From<Reason> for Unopened {
+impl From<Reason> for TcpOpenError {
     fn from(reason: Reason) -> Self {
         Self { reason, rejection: None, outdated: None }
     }
 }
 
-impl Unopened {
+impl TcpOpenError {
     /// Returns the reason under which the connection is counted.
     fn counted_reason(self) -> Reason {
         self.rejection.unwrap_or(self.reason)
@@ -175,15 +187,15 @@ impl Unopened {
         priorities: &Priorities,
     ) -> Self {
         let may_repeat = matches!(self.reason, Reason::NoEndpoint | Reason::WrongIdentity)
-            || self.reason.retry() != Retry::Never;
+            || self.reason.retry() != RetryCondition::Never;
         let has_lost_port = self.rejection == Some(Reason::UnknownService);
-        let outdated = Outdated::detect(&worker.world, config, priorities, has_lost_port);
+        let outdated = Outdated::detect(&worker.config_store, config, priorities, has_lost_port);
         Self { outdated: outdated.filter(|_| may_repeat), ..self }
     }
 }
 
 /// The upstream of a connection.
-enum Passage {
+enum UpstreamStream {
     Link(LinkStream),
     /// An application without a sidecar.
     Plain(Box<Http1Upstream>),
@@ -203,18 +215,18 @@ async fn open_upstream(
     service: &ServiceName,
     port: u16,
     client: (&Io, &mut BytesMut),
-    record: &mut Record<'_>,
-) -> Result<Opening, Unopened> {
+    record: &mut ExchangeRecord<'_>,
+) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
     if let ListenerKind::Pinned { at, id } = &session.listener_kind {
         let begins = sniff_protocol(client.1);
         let (stream, under_way) = open_pinned(session, *at, id, begins, record).await?;
-        return Ok((Passage::Link(stream), under_way));
+        return Ok((UpstreamStream::Link(stream), under_way));
     }
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, plan) = worker.world.with_service(service, max_wait).await?;
+    let (config, plan) = worker.config_store.with_service(service, max_wait).await?;
     worker.retire_removed(&config);
-    if plan.view.reach == Reach::Denied {
+    if plan.config.client_authorization == ClientAuthorization::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
     let called = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
@@ -232,19 +244,19 @@ async fn open_upstream(
 async fn open_from_edge(
     session: &Session,
     half_open: HalfOpen,
-    plan: &GatewayPortPlan,
+    plan: &CompiledGatewayPort,
     io: &Io,
     early: &mut BytesMut,
-    record: &mut Record<'_>,
-) -> Result<Opening, Unopened> {
+    record: &mut ExchangeRecord<'_>,
+) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
     let limits = &worker.config.limits;
     let backend = match plan {
-        GatewayPortPlan::Passthrough(routes) => {
+        CompiledGatewayPort::Passthrough(routes) => {
             // TLS routes apply to no other protocol.
             let named = async {
                 match sniff_connection(io, early).await {
-                    Sniffed::Tls => Ok(server_name(io, early).await),
+                    DetectedProtocol::Tls => Ok(server_name(io, early).await),
                     _ => Err(Reason::NoRoute),
                 }
             };
@@ -261,16 +273,18 @@ async fn open_from_edge(
             record.subject.route = Some(route.clone());
             backend
         }
-        GatewayPortPlan::Tcp(rule) => {
+        CompiledGatewayPort::Tcp(rule) => {
             rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
             record.subject.route = Some(rule.route.clone());
             tcp_backend(rule, worker.random_number())
         }
-        GatewayPortPlan::Http(_) | GatewayPortPlan::Https(_) => return Err(Reason::NoRoute.into()),
+        CompiledGatewayPort::Http(_) | CompiledGatewayPort::Https(_) => {
+            return Err(Reason::NoRoute.into());
+        }
     };
     drop(half_open);
     let backend = backend.ok_or(Reason::InvalidBackend)?;
-    let (config, plan) = edge::service_of(session, backend).await?;
+    let (config, plan) = gateway_request::service_of(session, backend).await?;
     let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
@@ -281,14 +295,14 @@ async fn open_from_edge(
 #[derive(Clone, Copy)]
 struct ChosenPort<'a> {
     /// The port that the client called.
-    called: &'a PortPlan,
+    called: &'a CompiledPort,
     /// The port that receives the connection, which may be the same.
-    port: &'a PortPlan,
+    port: &'a CompiledPort,
     policies: EffectivePolicies<'a>,
 }
 
 impl<'a> ChosenPort<'a> {
-    fn from_called(port: &'a PortPlan) -> Self {
+    fn from_called(port: &'a CompiledPort) -> Self {
         Self { called: port, port, policies: port.own_policies() }
     }
 
@@ -298,7 +312,7 @@ impl<'a> ChosenPort<'a> {
         let of_called = self.called.traffic_policy.as_ref().is_some_and(|it| it.faults.is_some());
         let decides = if of_called { self.called } else { self.port };
         let has_faults = self.policies.0.is_some_and(|it| it.faults.is_some());
-        has_faults && Faults::REQUEST_NEED.rejects_bytes(decides.protocol)
+        has_faults && PortFaults::REQUEST_NEED.rejects_bytes(decides.protocol)
     }
 }
 
@@ -307,9 +321,9 @@ async fn open_among(
     worker: &Rc<Worker>,
     config: &ConfigSnapshot,
     chosen: ChosenPort<'_>,
-    begins: Sniffed,
-    record: &mut Record<'_>,
-) -> Result<Opening, Unopened> {
+    begins: DetectedProtocol,
+    record: &mut ExchangeRecord<'_>,
+) -> Result<OpenedUpstream, TcpOpenError> {
     if chosen.has_faults() {
         return Err(Reason::DeniedByPolicy.into());
     }
@@ -320,31 +334,39 @@ async fn open_among(
         None => None,
         Some(cluster) => cluster.acquire_slot(|under_way| &under_way.connections)?,
     };
-    let hashed = route::request_hash(config, port, policies, None);
+    let hash_selection = route::request_hash(config, port, policies, None);
     let mut tried = None;
     loop {
-        let upstream =
-            pick_endpoint(worker, &priorities, cluster.as_deref(), hashed.as_ref(), tried.as_ref());
-        let upstream = upstream
-            .map_err(|reason| Unopened::from(reason).with_outdated(worker, config, &priorities))?;
+        let upstream = pick_endpoint(
+            worker,
+            &priorities,
+            cluster.as_deref(),
+            hash_selection.as_ref(),
+            tried.as_ref(),
+        );
+        let upstream = upstream.map_err(|reason| {
+            TcpOpenError::from(reason).with_outdated(worker, config, &priorities)
+        })?;
         tried = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.start_request();
-        let trial = match &cluster {
+        let outcome_guard = match &cluster {
             None => None,
             Some(cluster) => Some(cluster.start_attempt(&upstream, None)?),
         };
-        let wait =
-            Wait::for_cluster(cluster.as_deref(), || wait_for(record.retries, priorities.len()));
+        let wait = ConnectWait::for_cluster(cluster.as_deref(), || {
+            wait_for(record.retries, priorities.len())
+        });
         let opened = open_at(&upstream, worker, begins, wait).await;
-        if let Some(trial) = trial {
-            let broken = opened.as_ref().err().map(|unopened| Ending::Broken(unopened.reason));
-            trial.finish(worker, broken.unwrap_or(Ending::Opened));
+        if let Some(outcome_guard) = outcome_guard {
+            let broken =
+                opened.as_ref().err().map(|unopened| EndpointResult::Failed(unopened.reason));
+            outcome_guard.finish(worker, broken.unwrap_or(EndpointResult::ConnectionOpened));
         }
-        Destined::Upstream(upstream)
+        AttemptTarget::Upstream(upstream)
             .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
         let opened = opened.map(|stream| (stream, (in_flight, held.take())));
-        let attempt = Attempt {
-            sent: Sent::Nothing,
+        let attempt = FailedAttempt {
+            sent: SentPart::Nothing,
             idempotent: false,
             body_replayable: true,
             response_started: false,
@@ -364,23 +386,23 @@ async fn open_pinned(
     session: &Session,
     at: SocketAddr,
     id: &EndpointId,
-    begins: Sniffed,
-    record: &mut Record<'_>,
-) -> Result<(LinkStream, (InFlight, Option<Held>)), Unopened> {
+    begins: DetectedProtocol,
+    record: &mut ExchangeRecord<'_>,
+) -> Result<(LinkStream, (InFlight, Option<LimitPermit>)), TcpOpenError> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, endpoint) = worker.world.pinned_endpoint(at, id, max_wait).await?;
+    let (config, endpoint) = worker.config_store.pinned_endpoint(at, id, max_wait).await?;
     worker.retire_removed(&config);
     let upstream = worker.upstream_for(&endpoint);
     let in_flight = upstream.start_request();
-    let whole = (begins, Wait::Whole);
+    let whole = (begins, ConnectWait::Whole);
     let mut opened = open_stream(&upstream, worker, whole.0, whole.1).await;
     // A link may have ended at the moment of its selection.
     if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
         record.retries += 1;
         opened = open_stream(&upstream, worker, whole.0, whole.1).await;
     }
-    Destined::Upstream(upstream)
+    AttemptTarget::Upstream(upstream)
         .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
     opened.map(|stream| (stream, (in_flight, None)))
 }
@@ -390,15 +412,15 @@ async fn open_pinned(
 async fn by_server_name<'a>(
     worker: &Worker,
     config: &'a ConfigSnapshot,
-    port: &'a PortPlan,
+    port: &'a CompiledPort,
     io: &Io,
     early: &mut BytesMut,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
     // Silence indicates a protocol in which the server sends first.
     match timeout(limits.detect_timeout, sniff_connection(io, early)).await {
-        Ok(Sniffed::Tls) => {}
+        Ok(DetectedProtocol::Tls) => {}
         Ok(_) | Err(_) => return by_share(worker, config, port, record),
     }
     let name = timeout(limits.head_timeout, server_name(io, early)).await;
@@ -423,8 +445,8 @@ async fn by_server_name<'a>(
 fn by_share<'a>(
     worker: &Worker,
     config: &'a ConfigSnapshot,
-    port: &'a PortPlan,
-    record: &mut Record<'_>,
+    port: &'a CompiledPort,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let Some(rule) = &port.tcp_rule else {
         return Ok(ChosenPort::from_called(port));
@@ -438,9 +460,9 @@ fn by_share<'a>(
 /// Returns the port of a rule's backend.
 fn backend_port<'a>(
     config: &'a ConfigSnapshot,
-    called: &'a PortPlan,
+    called: &'a CompiledPort,
     backend: &WeightedBackend,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let service = config.plans.service(&backend.service);
     let port = service.and_then(|plan| plan.ports.get(&backend.port));
@@ -455,22 +477,22 @@ fn backend_port<'a>(
 async fn open_at(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    begins: Sniffed,
-    wait: Wait,
-) -> Result<Passage, Unopened> {
+    begins: DetectedProtocol,
+    wait: ConnectWait,
+) -> Result<UpstreamStream, TcpOpenError> {
     if upstream.is_plain() {
         let connected = Box::pin(plain_bytes(upstream, worker, wait)).await?;
-        return Ok(Passage::Plain(Box::new(connected)));
+        return Ok(UpstreamStream::Plain(Box::new(connected)));
     }
-    open_stream(upstream, worker, begins, wait).await.map(Passage::Link)
+    open_stream(upstream, worker, begins, wait).await.map(UpstreamStream::Link)
 }
 
 async fn open_stream(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    begins: Sniffed,
-    wait: Wait,
-) -> Result<LinkStream, Unopened> {
+    begins: DetectedProtocol,
+    wait: ConnectWait,
+) -> Result<LinkStream, TcpOpenError> {
     let link = match upstream.acquire(worker, None, wait).await? {
         Checkout::Link(link) => link,
         // A foreign peer has no framing for opaque streams.
@@ -483,10 +505,10 @@ async fn open_stream(
 async fn opened_stream(
     link: &LinkHandle,
     worker: &Rc<Worker>,
-    begins: Sniffed,
-) -> Result<LinkStream, Unopened> {
+    begins: DetectedProtocol,
+) -> Result<LinkStream, TcpOpenError> {
     let facts = |out: &mut BytesMut| {
-        if begins == Sniffed::Http2 {
+        if begins == DetectedProtocol::Http2 {
             out.extend_from_slice(FACT_HTTP2);
         }
     };
@@ -496,9 +518,9 @@ async fn opened_stream(
     let max_wait = worker.config.limits.connect_timeout + START_MAX_WAIT;
     let answered = timeout(max_wait, stream.wait_for_item()).await;
     let answered = answered.map_err(|_| Reason::ConnectTimeout)?;
-    answered.map_err(|lost| Unopened {
+    answered.map_err(|lost| TcpOpenError {
         rejection: stream.rejection_reason(),
-        ..Unopened::from(lost_reason(lost))
+        ..TcpOpenError::from(lost_reason(lost))
     })?;
     Ok(stream)
 }
@@ -509,16 +531,17 @@ pub(crate) async fn http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
 ) -> Result<Http2Checkout, Reason> {
-    let opened = opened_stream(link, worker, Sniffed::Http2).await;
-    let stream = opened.map_err(Unopened::counted_reason)?;
+    let opened = opened_stream(link, worker, DetectedProtocol::Http2).await;
+    let stream = opened.map_err(TcpOpenError::counted_reason)?;
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);
-    let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
+    let (near, far) = (Io::new(ByteStream::Memory(near)), Io::new(ByteStream::Memory(far)));
     let max_wait = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
-        let mut plain = (Reader::new(near.clone()), Writer::new(near, max_wait));
+        let mut plain = (MessageReader::new(near.clone()), MessageWriter::new(near, max_wait));
         let (sent, received) = (Cell::new(0), Cell::new(0));
         let carried =
-            forward_counted(&mut plain, &stream, Towards::Link, max_wait, &sent, &received).await;
+            forward_counted(&mut plain, &stream, PumpDirection::Link, max_wait, &sent, &received)
+                .await;
         if let Err(reason) = carried {
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }
@@ -530,58 +553,58 @@ pub(crate) async fn http2_tunnel(
 
 /// The direction of the client's bytes.
 #[derive(Clone, Copy)]
-enum Towards<'a> {
+enum PumpDirection<'a> {
     Link,
     /// With the inspection of the client's bytes, if required.
-    Application(Option<&'a Examination<'a>>),
+    Application(Option<&'a RequestDetector<'a>>),
 }
 
 /// Forwards both directions concurrently, each with its own end (half-close), until both have ended.
 async fn forward_streams(
-    ends: &mut (Reader, Writer),
+    ends: &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
-    towards: Towards<'_>,
+    towards: PumpDirection<'_>,
     max_wait: Duration,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
     let counted = match towards {
-        Towards::Link => (&record.bytes_in, &record.bytes_out),
-        Towards::Application(_) => (&record.bytes_out, &record.bytes_in),
+        PumpDirection::Link => (&record.bytes_in, &record.bytes_out),
+        PumpDirection::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
     forward_counted(ends, stream, towards, max_wait, counted.0, counted.1).await
 }
 
 /// The same, with counters for the bytes to and from the stream.
 async fn forward_counted(
-    (reader, writer): &mut (Reader, Writer),
+    (reader, writer): &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
-    towards: Towards<'_>,
+    towards: PumpDirection<'_>,
     max_wait: Duration,
     to_stream: &Cell<u64>,
     to_plain: &Cell<u64>,
 ) -> Result<(), Reason> {
-    let mut from_plain = Source::from_http1(reader, BodyLength::UntilClose);
-    let mut into_stream = Sink::Link { stream, max_wait };
-    let mut from_stream = Source::from_link(stream, BodyLength::UntilClose);
-    let noted = |bytes| Noted::for_response(bytes, None);
+    let mut from_plain = BodySource::from_http1(reader, BodyLength::UntilClose);
+    let mut into_stream = BodySink::Link { stream, max_wait };
+    let mut from_stream = BodySource::from_link(stream, BodyLength::UntilClose);
+    let noted = |bytes| BodyRecorder::for_response(bytes, None);
     let io = writer.io.clone();
-    let mut into_plain = Sink::Http1 { writer, chunked: false };
+    let mut into_plain = BodySink::Http1 { writer, chunked: false };
     let forth = async {
         let pumped =
-            forward_body(&mut from_plain, &mut into_stream, Silence::Allowed, &noted(to_stream))
+            forward_body(&mut from_plain, &mut into_stream, PauseLimit::Allowed, &noted(to_stream))
                 .await;
-        pumped.map_err(|broken| towards.failure_reason(Way::Forth, &broken))
+        pumped.map_err(|broken| towards.failure_reason(StreamDirection::ToStream, &broken))
     };
     let back = async {
         let pumped = async {
-            if let Towards::Application(Some(examination)) = towards {
+            if let PumpDirection::Application(Some(examination)) = towards {
                 examination.forward_inspected(&mut from_stream, &mut into_plain, to_plain).await?;
             }
-            forward_body(&mut from_stream, &mut into_plain, Silence::Allowed, &noted(to_plain))
+            forward_body(&mut from_stream, &mut into_plain, PauseLimit::Allowed, &noted(to_plain))
                 .await?;
-            poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
+            poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
         };
-        pumped.await.map_err(|broken| towards.failure_reason(Way::Back, &broken))
+        pumped.await.map_err(|broken| towards.failure_reason(StreamDirection::FromStream, &broken))
     };
     tokio::select! {
         biased;
@@ -594,24 +617,32 @@ async fn forward_counted(
 
 /// The direction from the plain connection to the stream, or from the stream.
 #[derive(Clone, Copy)]
-enum Way {
-    Forth,
-    Back,
+enum StreamDirection {
+    ToStream,
+    FromStream,
 }
 
-impl Towards<'_> {
+impl PumpDirection<'_> {
     /// Returns the reason for a broken pump, by the side at fault.
-    fn failure_reason(self, way: Way, broken: &Broken) -> Reason {
+    fn failure_reason(self, way: StreamDirection, broken: &PumpError) -> Reason {
         match (self, way, broken) {
-            (Self::Link, Way::Forth, Broken::Source(error))
-            | (Self::Application(_), Way::Back, Broken::Source(error)) => downstream_reason(error),
-            (Self::Link, Way::Back, Broken::Source(error))
-            | (Self::Application(_), Way::Forth, Broken::Source(error)) => upstream_reason(error),
-            (_, _, Broken::SinkStalled) => Reason::IdleTimeout,
-            (Self::Link, Way::Forth, Broken::Sink)
-            | (Self::Application(_), Way::Back, Broken::Sink) => Reason::UpstreamReset,
-            (Self::Link, Way::Back, Broken::Sink)
-            | (Self::Application(_), Way::Forth, Broken::Sink) => Reason::DownstreamClosed,
+            (Self::Link, StreamDirection::ToStream, PumpError::Source(error))
+            | (Self::Application(_), StreamDirection::FromStream, PumpError::Source(error)) => {
+                downstream_reason(error)
+            }
+            (Self::Link, StreamDirection::FromStream, PumpError::Source(error))
+            | (Self::Application(_), StreamDirection::ToStream, PumpError::Source(error)) => {
+                upstream_reason(error)
+            }
+            (_, _, PumpError::SinkStalled) => Reason::IdleTimeout,
+            (Self::Link, StreamDirection::ToStream, PumpError::Sink)
+            | (Self::Application(_), StreamDirection::FromStream, PumpError::Sink) => {
+                Reason::UpstreamReset
+            }
+            (Self::Link, StreamDirection::FromStream, PumpError::Sink)
+            | (Self::Application(_), StreamDirection::ToStream, PumpError::Sink) => {
+                Reason::DownstreamClosed
+            }
         }
     }
 

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use leno_identity::{
-    Credential, ExternalPrincipal, Peer, Roots, VerifyError, client_config, external_principal,
-    external_principal_server_config, is_member_chain, open_server_config, server_config,
-    session_peer,
+    Credential, ExternalPrincipal, Roots, VerifiedPeer, VerifyError, client_config,
+    external_principal, external_principal_server_config, is_member_chain, open_server_config,
+    server_config, session_peer,
 };
 use leno_listen::{HalfOpen, read_hello, reset_on_drop, shake_hands};
 use leno_model::{Name, Reason, SpiffeId};
@@ -32,22 +32,22 @@ pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 /// The TLS configurations of one thread, dropped when the certificate is renewed.
 #[derive(Default)]
-pub(crate) struct TlsConfigs(RefCell<Cached>);
+pub(crate) struct TlsConfigs(RefCell<CachedTlsConfigs>);
 
 #[derive(Default)]
-struct Cached {
+struct CachedTlsConfigs {
     credential: Option<Arc<Credential>>,
     server: Option<Arc<ServerConfig>>,
     /// For ports that also accept external principals.
     external_principals: Option<Arc<ServerConfig>>,
     /// For ports that also accept clients without a certificate.
     open: Option<Arc<ServerConfig>>,
-    clients: HashMap<(SpiffeId, Offer), Arc<ClientConfig>>,
+    clients: HashMap<(SpiffeId, AlpnOffer), Arc<ClientConfig>>,
 }
 
 /// The TLS clients that a port accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Clients {
+pub(crate) enum AcceptedClients {
     /// Mesh members.
     Members,
     /// Mesh members and external principals.
@@ -58,20 +58,20 @@ pub(crate) enum Clients {
 
 /// The protocols offered to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Offer {
+pub(crate) enum AlpnOffer {
     /// The link, HTTP/2 and HTTP/1.1.
     All,
     /// HTTP/1.1 for one client; a sidecar of an older release selects the link instead.
-    Alone,
+    Exclusive,
     /// HTTP/1.1 only.
     Http1,
 }
 
-impl Offer {
+impl AlpnOffer {
     fn alpn(self) -> &'static [&'static [u8]] {
         match self {
             Self::All => &[ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1],
-            Self::Alone => &[ALPN_ALONE, ALPN_LINK, ALPN_HTTP1],
+            Self::Exclusive => &[ALPN_ALONE, ALPN_LINK, ALPN_HTTP1],
             Self::Http1 => &[ALPN_HTTP1],
         }
     }
@@ -83,7 +83,7 @@ impl TlsConfigs {
         &self,
         credential: &Arc<Credential>,
         expected: SpiffeId,
-        offer: Offer,
+        offer: AlpnOffer,
     ) -> Result<Arc<ClientConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
@@ -104,23 +104,25 @@ impl TlsConfigs {
     fn server_config(
         &self,
         credential: &Arc<Credential>,
-        clients: Clients,
+        clients: AcceptedClients,
     ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
         let held = match clients {
-            Clients::Members => &mut cached.server,
-            Clients::ExternalPrincipals => &mut cached.external_principals,
-            Clients::Anyone => &mut cached.open,
+            AcceptedClients::Members => &mut cached.server,
+            AcceptedClients::ExternalPrincipals => &mut cached.external_principals,
+            AcceptedClients::Anyone => &mut cached.open,
         };
         if let Some(config) = held {
             return Ok(config.clone());
         }
         let alpn = [ALPN_ALONE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
         let config = match clients {
-            Clients::Members => server_config(credential, &alpn),
-            Clients::ExternalPrincipals => external_principal_server_config(credential, &alpn),
-            Clients::Anyone => open_server_config(credential, &alpn),
+            AcceptedClients::Members => server_config(credential, &alpn),
+            AcceptedClients::ExternalPrincipals => {
+                external_principal_server_config(credential, &alpn)
+            }
+            AcceptedClients::Anyone => open_server_config(credential, &alpn),
         };
         let config = config.map_err(|_| Reason::HandshakeFailed)?;
         *held = Some(config.clone());
@@ -128,7 +130,7 @@ impl TlsConfigs {
     }
 }
 
-impl Cached {
+impl CachedTlsConfigs {
     fn refresh(&mut self, credential: &Arc<Credential>) {
         let current = self.credential.as_ref().is_some_and(|held| Arc::ptr_eq(held, credential));
         if !current {
@@ -138,25 +140,25 @@ impl Cached {
 }
 
 /// A connection with an authenticated client, or with an anonymous one if that is allowed.
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedConnection {
     pub(crate) tls: TlsStream<TcpStream>,
-    pub(crate) client: Client,
+    pub(crate) client: TlsClient,
 }
 
 /// The client of a session.
-pub(crate) enum Client {
-    Member(Peer),
+pub(crate) enum TlsClient {
+    Member(VerifiedPeer),
     /// A client with an identity of the mesh, but a certificate that the mesh has not issued. It counts as an
     /// external principal with that name, not as a member.
-    External(Peer),
+    External(VerifiedPeer),
     /// An external principal: it has names, but no identity.
     ExternalPrincipal(ExternalPrincipal),
     Anonymous,
 }
 
-impl Client {
+impl TlsClient {
     /// Returns the member, if it is one.
-    pub(crate) fn member(&self) -> Option<&Peer> {
+    pub(crate) fn member(&self) -> Option<&VerifiedPeer> {
         match self {
             Self::Member(peer) => Some(peer),
             Self::External(_) | Self::ExternalPrincipal(_) | Self::Anonymous => None,
@@ -208,9 +210,9 @@ pub(crate) async fn accept_tls(
     worker: &Worker,
     half_open: &HalfOpen,
     credential: &Arc<Credential>,
-    clients: Clients,
+    clients: AcceptedClients,
     tcp: TcpStream,
-) -> Result<Accepted, Reason> {
+) -> Result<AcceptedConnection, Reason> {
     let config = worker.tls.server_config(credential, clients)?;
     let hello = match read_hello(half_open, tcp).await {
         Ok(hello) => hello,
@@ -227,7 +229,7 @@ pub(crate) async fn accept_tls(
         Ok(client) => {
             // An error means that the socket is already closed, which its first read reports.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
-            Ok(Accepted { tls, client })
+            Ok(AcceptedConnection { tls, client })
         }
         Err(reason) => Err(reason),
     }
@@ -237,9 +239,9 @@ pub(crate) async fn accept_tls(
 fn identify_client(
     tls: &TlsStream<TcpStream>,
     roots: &Roots,
-    clients: Clients,
+    clients: AcceptedClients,
     now: SystemTime,
-) -> Result<Client, Reason> {
+) -> Result<TlsClient, Reason> {
     let shown = tls.get_ref().1.peer_certificates();
     let of = |error: &VerifyError| match error {
         VerifyError::Expired => Reason::ExpiredPeer,
@@ -247,20 +249,20 @@ fn identify_client(
     };
     match (session_peer(shown, now), shown.and_then(<[_]>::first)) {
         (Ok(Some(peer)), _)
-            if clients != Clients::Members
+            if clients != AcceptedClients::Members
                 && !shown.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
         {
-            Ok(Client::External(peer))
+            Ok(TlsClient::External(peer))
         }
-        (Ok(Some(peer)), _) => Ok(Client::Member(peer)),
-        (Ok(None), _) if clients == Clients::Anyone => Ok(Client::Anonymous),
+        (Ok(Some(peer)), _) => Ok(TlsClient::Member(peer)),
+        (Ok(None), _) if clients == AcceptedClients::Anyone => Ok(TlsClient::Anonymous),
         // This configuration requires a certificate, so the handshake is invalid.
         (Ok(None), _) => Err(Reason::UntrustedPeer),
         // The certificate was verified in this session, or in the one that it resumes, by a configuration for
         // external principals.
-        (Err(VerifyError::Uri(_)), Some(certificate)) if clients != Clients::Members => {
+        (Err(VerifyError::Uri(_)), Some(certificate)) if clients != AcceptedClients::Members => {
             external_principal(certificate, now)
-                .map(Client::ExternalPrincipal)
+                .map(TlsClient::ExternalPrincipal)
                 .map_err(|error| of(&error))
         }
         (Err(error), _) => Err(of(&error)),

@@ -6,34 +6,34 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, Weight};
+use leno_model::{Endpoint, EndpointId, FailureSide, Protocol, Reason, Weight};
 use leno_telemetry::Count;
-use leno_traffic::balance::{Latency, Load};
+use leno_traffic::balance::{EndpointLatency, Load};
 
 use crate::application_ports::{PortStates, START_MAX_WAIT};
 use crate::http2::client::{Http2Checkout, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
-mod check;
+pub(crate) mod circuit_breaker;
 pub(crate) mod cluster;
 pub(crate) mod connect;
-pub(crate) mod gate;
+mod health_check;
+pub(crate) mod outlier_monitor;
 pub(crate) mod pick;
 pub(crate) mod pool;
 pub(crate) mod priorities;
-mod silence;
-pub(crate) mod watch;
+mod unresponsive;
 
-use cluster::{Trial, UpstreamCluster};
-pub(crate) use connect::{Wait, wait_for};
+use cluster::{OutcomeGuard, UpstreamCluster};
+pub(crate) use connect::{ConnectWait, wait_for};
 pub(crate) use pool::{Http1Upstream, Pool};
 
 /// One endpoint, with the state of one thread: links, pooled connections, load.
 pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
     in_flight: Cell<u32>,
-    latency: Cell<Latency>,
+    latency: Cell<EndpointLatency>,
     /// The time to which latency samples are relative.
     created: Instant,
     /// The time when it was last picked from several endpoints.
@@ -50,7 +50,7 @@ pub(crate) struct Upstream {
     /// Links with a peer that does not respond: new requests avoid them until the peer responds again.
     suspended: RefCell<Vec<LinkHandle>>,
     /// The connection attempt shared by requests.
-    attempt: RefCell<Option<Rc<connect::Attempt>>>,
+    attempt: RefCell<Option<Rc<connect::ConnectAttempt>>>,
     /// Connections to a peer that does not support links.
     foreign: Pool,
     /// True if such a peer selected `http/1.1` in ALPN, or no protocol.
@@ -72,7 +72,7 @@ pub(crate) enum Checkout {
 /// The local application, at one of its addresses.
 pub(crate) struct Application {
     address: SocketAddr,
-    speaks: Speaks,
+    speaks: ApplicationProtocol,
     /// True for a server outside the mesh, without port states.
     is_outside: bool,
     pool: Pool,
@@ -81,12 +81,12 @@ pub(crate) struct Application {
 
 /// The protocol of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Speaks {
+pub(crate) enum ApplicationProtocol {
     Http1,
     Http2,
 }
 
-impl From<Protocol> for Speaks {
+impl From<Protocol> for ApplicationProtocol {
     fn from(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Http2 | Protocol::Grpc => Self::Http2,
@@ -108,7 +108,7 @@ impl Upstream {
             avoided_until: Cell::new(None),
             is_unresponsive: Cell::new(false),
             connect_timeout: Cell::new(None),
-            slot: Cell::new(watch::NOWHERE),
+            slot: Cell::new(outlier_monitor::NOWHERE),
             links: RefCell::default(),
             suspended: RefCell::default(),
             attempt: RefCell::default(),
@@ -119,12 +119,12 @@ impl Upstream {
     }
 
     /// Returns a link or connection to the endpoint, and opens one if necessary; `wait` applies only then. The
-    /// time of an attempt (`timed`) excludes that wait.
+    /// time of an attempt (`timed_attempt`) excludes that wait.
     pub(crate) async fn acquire(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
-        timed: Option<&Timed>,
-        wait: impl Into<Wait>,
+        timed_attempt: Option<&TimedAttempt>,
+        wait: impl Into<ConnectWait>,
     ) -> Result<Checkout, Reason> {
         if let Some(link) = self.open_link() {
             worker.shard.add(Count::CheckoutReused, 1);
@@ -148,8 +148,8 @@ impl Upstream {
             worker.shard.add(Count::CheckoutOpened, 1);
             connect::acquire_connection(self, worker, wait).await
         };
-        if let Some(timed) = timed {
-            timed.mark_connected();
+        if let Some(timed_attempt) = timed_attempt {
+            timed_attempt.mark_connected();
         }
         checked_out
     }
@@ -159,14 +159,16 @@ impl Upstream {
     async fn checkout_http2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
-        wait: Wait,
+        wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
         match self.http2.acquire_ready() {
             Some(checkout) => {
                 worker.shard.add(Count::CheckoutReused, 1);
                 Ok(Checkout::Http2(checkout))
             }
-            None => connect::acquire_plaintext(self, worker, Speaks::Http2, wait).await,
+            None => {
+                connect::acquire_plaintext(self, worker, ApplicationProtocol::Http2, wait).await
+            }
         }
     }
 
@@ -187,20 +189,20 @@ impl Upstream {
     }
 
     /// The same, and measures the response latency since it was picked, if there was a choice.
-    pub(crate) fn start_timed(self: &Rc<Self>) -> Timed {
-        let stage = Cell::new(Stage::Asking);
-        Timed { in_flight: self.start_request(), began: self.picked.clone(), stage }
+    pub(crate) fn start_timed(self: &Rc<Self>) -> TimedAttempt {
+        let stage = Cell::new(AttemptStage::Sending);
+        TimedAttempt { in_flight: self.start_request(), began: self.picked.clone(), stage }
     }
 
     /// Returns its load, as this thread sees it. `times`: the current time, if latency is considered.
     pub(crate) fn load(&self, weight: Option<Weight>, times: Option<Instant>) -> Load {
         let in_flight = self.in_flight.get();
         match times {
-            None => Load { under_way: in_flight, step: None, weight },
+            None => Load { in_progress: in_flight, step: None, weight },
             Some(now) => {
                 let (latency, now) = (self.latency.get(), self.age(now));
                 let failures = u32::from(latency.failure_count(now));
-                Load { under_way: in_flight + failures, step: latency.latency_step(now), weight }
+                Load { in_progress: in_flight + failures, step: latency.latency_step(now), weight }
             }
         }
     }
@@ -213,7 +215,7 @@ impl Upstream {
 
     /// Resets its latency statistics when it returns to service.
     pub(crate) fn forget_times(&self) {
-        self.latency.set(Latency::default());
+        self.latency.set(EndpointLatency::default());
     }
 
     fn age(&self, now: Instant) -> Duration {
@@ -273,19 +275,19 @@ impl Upstream {
     }
 
     /// Extends the limit of connection attempts to that of a request.
-    fn extend_wait(&self, wait: Wait) {
-        if let Wait::Limited(limit) = wait {
+    fn extend_wait(&self, wait: ConnectWait) {
+        if let ConnectWait::Limited(limit) = wait {
             self.connect_timeout.set(self.connect_timeout.get().max(Some(limit)));
         }
     }
 
     /// Returns the time limit of a request's wait for a connection.
-    fn connect_timeout_for(&self, worker: &Worker, wait: Wait) -> Duration {
+    fn connect_timeout_for(&self, worker: &Worker, wait: ConnectWait) -> Duration {
         let of_all = worker.config.limits.connect_timeout;
         match wait {
-            Wait::Whole => of_all,
-            Wait::Short => of_all.min(SHORT_WAIT),
-            Wait::Limited(limit) => limit,
+            ConnectWait::Whole => of_all,
+            ConnectWait::Short => of_all.min(SHORT_WAIT),
+            ConnectWait::Limited(limit) => limit,
         }
     }
 
@@ -308,14 +310,14 @@ impl Drop for Upstream {
 }
 
 impl Application {
-    pub(crate) fn new(address: SocketAddr, speaks: Speaks) -> Self {
+    pub(crate) fn new(address: SocketAddr, speaks: ApplicationProtocol) -> Self {
         let (pool, http2) = (Pool::default(), Http2Pool::default());
         Self { address, speaks, is_outside: false, pool, http2 }
     }
 
     /// Returns a server outside the mesh, for HTTP/1.1.
     pub(crate) fn outside_mesh(address: SocketAddr) -> Self {
-        Self { is_outside: true, ..Self::new(address, Speaks::Http1) }
+        Self { is_outside: true, ..Self::new(address, ApplicationProtocol::Http1) }
     }
 
     /// True if the application is at this address.
@@ -337,7 +339,7 @@ impl Application {
 
     /// Returns a connection to the application, idle or new.
     pub(crate) async fn acquire(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
-        if self.speaks == Speaks::Http2 {
+        if self.speaks == ApplicationProtocol::Http2 {
             self.check_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
             let checked_out = self.http2.acquire_within(self.address, worker, max_wait).await;
@@ -358,7 +360,7 @@ impl Application {
 
     /// Returns a connection that no other client uses; not available with HTTP/2.
     async fn checkout_alone(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
-        if self.speaks == Speaks::Http2 {
+        if self.speaks == ApplicationProtocol::Http2 {
             return self.acquire(worker).await;
         }
         worker.shard.add(Count::CheckoutOpened, 1);
@@ -367,7 +369,7 @@ impl Application {
 
     /// Waits for an application that is starting, and rejects a port that another process holds.
     async fn check_port(&self, worker: &Worker) -> Result<(), Reason> {
-        let application = &worker.world.application;
+        let application = &worker.config_store.application;
         if self.is_outside || !application.may_be_closed() {
             return Ok(());
         }
@@ -397,25 +399,25 @@ impl Drop for InFlight {
 }
 
 /// An attempt at an endpoint, with its latency measurement.
-pub(crate) struct Timed {
+pub(crate) struct TimedAttempt {
     in_flight: InFlight,
     /// The start of the measurement; `None` without other endpoints.
     began: Cell<Option<Instant>>,
-    stage: Cell<Stage>,
+    stage: Cell<AttemptStage>,
 }
 
 /// The progress of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum AttemptStage {
     /// It waits for a connection, or the client is still sending: this time is not the endpoint's.
-    Asking,
+    Sending,
     /// The whole request was sent.
     Waiting,
     /// The response has started, or there will be none.
-    Over,
+    Done,
 }
 
-impl Timed {
+impl TimedAttempt {
     /// Restarts the measurement when the connection is ready. The time for connecting does not count, or rarely
     /// used endpoints would seem slow.
     pub(crate) fn mark_connected(&self) {
@@ -424,7 +426,7 @@ impl Timed {
 
     /// Records that the whole request was sent at once.
     pub(crate) fn mark_waiting(&self) {
-        self.stage.set(Stage::Waiting);
+        self.stage.set(AttemptStage::Waiting);
     }
 
     /// Records that the body was sent; until then the time depended on the client.
@@ -435,19 +437,19 @@ impl Timed {
 
     /// Records the status of the response.
     pub(crate) fn record_response(&self, status: u16) {
-        self.stage.set(Stage::Over);
+        self.stage.set(AttemptStage::Done);
         match status {
             429 | 500.. => self.count_failure(),
-            400..=499 => self.update_latency(Latency::record_rejection),
-            _ => self.update_latency(Latency::record_response),
+            400..=499 => self.update_latency(EndpointLatency::record_rejection),
+            _ => self.update_latency(EndpointLatency::record_response),
         }
     }
 
     /// Records the end of the attempt without a response. Only upstream reasons count as failures: a
     /// disconnected client or an unsent request reveals nothing about the endpoint.
     pub(crate) fn record_failure(&self, reason: Reason) {
-        if reason.side() == Side::Upstream && self.stage.get() != Stage::Over {
-            if self.stage.replace(Stage::Over) == Stage::Asking {
+        if reason.side() == FailureSide::Upstream && self.stage.get() != AttemptStage::Done {
+            if self.stage.replace(AttemptStage::Done) == AttemptStage::Sending {
                 self.mark_connected();
             }
             self.count_failure();
@@ -458,12 +460,12 @@ impl Timed {
     /// load away.
     fn count_failure(&self) {
         match self.in_flight.0.slot.get() {
-            watch::NOWHERE => self.update_latency(Latency::record_failure),
-            _ => self.update_latency(Latency::record_pending),
+            outlier_monitor::NOWHERE => self.update_latency(EndpointLatency::record_failure),
+            _ => self.update_latency(EndpointLatency::record_pending),
         }
     }
 
-    fn update_latency(&self, learn: impl FnOnce(&mut Latency, Duration, Duration)) {
+    fn update_latency(&self, learn: impl FnOnce(&mut EndpointLatency, Duration, Duration)) {
         let Some(began) = self.began.get() else { return };
         let (upstream, now) = (&*self.in_flight.0, Instant::now());
         let took = now.saturating_duration_since(began);
@@ -473,11 +475,11 @@ impl Timed {
     }
 }
 
-impl Drop for Timed {
+impl Drop for TimedAttempt {
     /// Without a response, the elapsed time is a lower bound of the latency.
     fn drop(&mut self) {
-        if self.stage.get() == Stage::Waiting {
-            self.update_latency(Latency::record_pending);
+        if self.stage.get() == AttemptStage::Waiting {
+            self.update_latency(EndpointLatency::record_pending);
         }
     }
 }
@@ -489,14 +491,14 @@ const STREAMS_PER_LINK: usize = 1000;
 
 /// The target of one attempt.
 #[derive(Clone)]
-pub(crate) enum Destined {
+pub(crate) enum AttemptTarget {
     /// The local application.
     Application(Rc<Application>),
     /// An endpoint of a service.
     Upstream(Rc<Upstream>),
 }
 
-impl Destined {
+impl AttemptTarget {
     /// Returns the endpoint; `None` for the application.
     pub(crate) fn endpoint_id(&self) -> Option<EndpointId> {
         match self {
@@ -514,7 +516,7 @@ impl Destined {
     }
 
     /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick.
-    pub(crate) fn start_timed(&self) -> Option<Timed> {
+    pub(crate) fn start_timed(&self) -> Option<TimedAttempt> {
         match self {
             Self::Application(_) => None,
             Self::Upstream(upstream) => Some(upstream.start_timed()),
@@ -525,7 +527,7 @@ impl Destined {
     pub(crate) fn start_attempt(
         &self,
         cluster: &Rc<UpstreamCluster>,
-    ) -> Result<Option<Trial>, Reason> {
+    ) -> Result<Option<OutcomeGuard>, Reason> {
         match self {
             Self::Application(_) => Ok(None),
             Self::Upstream(upstream) => {
@@ -539,19 +541,19 @@ impl Destined {
     pub(crate) async fn acquire(
         &self,
         worker: &Rc<Worker>,
-        timed: Option<&Timed>,
+        timed_attempt: Option<&TimedAttempt>,
         found_http2: bool,
-        wait: impl Into<Wait>,
+        wait: impl Into<ConnectWait>,
     ) -> Result<Checkout, Reason> {
         match self {
             Self::Application(application) => application.acquire(worker).await,
             // Boxed to keep the future small for other requests.
             Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
                 let checked_out = Box::pin(upstream.checkout_http2(worker, wait.into())).await;
-                timed.into_iter().for_each(Timed::mark_connected);
+                timed_attempt.into_iter().for_each(TimedAttempt::mark_connected);
                 checked_out
             }
-            Self::Upstream(upstream) => upstream.acquire(worker, timed, wait).await,
+            Self::Upstream(upstream) => upstream.acquire(worker, timed_attempt, wait).await,
         }
     }
 
@@ -569,16 +571,16 @@ impl Destined {
     pub(crate) async fn checkout_http1(
         &self,
         worker: &Rc<Worker>,
-        timed: Option<&Timed>,
-        wait: Wait,
+        timed_attempt: Option<&TimedAttempt>,
+        wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
         let checked_out = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
             Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
             Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
         };
-        if let Some(timed) = timed {
-            timed.mark_connected();
+        if let Some(timed_attempt) = timed_attempt {
+            timed_attempt.mark_connected();
         }
         checked_out
     }
@@ -587,15 +589,15 @@ impl Destined {
     pub(crate) async fn checkout_alone(
         &self,
         worker: &Rc<Worker>,
-        timed: Option<&Timed>,
-        wait: Wait,
+        timed_attempt: Option<&TimedAttempt>,
+        wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
         let checked_out = match self {
             Self::Application(application) => application.checkout_alone(worker).await,
             Self::Upstream(upstream) => connect::acquire_exclusive(upstream, worker, wait).await,
         };
-        if let Some(timed) = timed {
-            timed.mark_connected();
+        if let Some(timed_attempt) = timed_attempt {
+            timed_attempt.mark_connected();
         }
         checked_out
     }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use leno_identity::JwtKeys;
-use leno_listen::{Admission, Bounds};
+use leno_listen::{ConnectionAdmission, HalfOpenLimits};
 use leno_model::{Endpoint, EndpointId, ServiceName};
-use leno_telemetry::{Gauge, LogLimits, PermittedLine, Shard};
+use leno_telemetry::{Gauge, LogLimits, MetricsShard, PermittedLine};
 use leno_traffic::traffic_policy::PortTrafficPolicy;
-use leno_traffic::{PortPlan, RetryBudget};
+use leno_traffic::{CompiledPort, RetryBudget};
 use leno_wire::http1::{RequestHead, ResponseHead};
 use leno_wire::link::LinkError;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -19,34 +19,34 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::check_service::CheckServices;
 use crate::config::Config;
+use crate::config_store::{ConfigSnapshot, ConfigStore};
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::ejected::EjectedEndpoints;
-use crate::http::spare::Spare;
+use crate::http::object_pool::ObjectPool;
 use crate::idle::IdleClients;
-use crate::seen::TraceQueues;
-use crate::tapped::ThreadView;
+use crate::live_requests::ThreadObservability;
+use crate::request_trace::TraceQueues;
 use crate::task_pool::TaskPool;
 use crate::tls::TlsConfigs;
 use crate::upstream::cluster::{PortSlowStart, UpstreamCluster};
-use crate::upstream::{Application, Speaks, Upstream};
-use crate::world::{ConfigSnapshot, World};
+use crate::upstream::{Application, ApplicationProtocol, Upstream};
 
 /// The state of one data thread. All of it is single-threaded except the configuration store and the readers of
 /// metrics.
 pub(crate) struct Worker {
     pub(crate) config: Arc<Config>,
-    pub(crate) world: Arc<World>,
+    pub(crate) config_store: Arc<ConfigStore>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// The queues for traces, log entries and taps.
     pub(crate) trace_queues: TraceQueues,
     /// The observability configuration, as of `view_version`.
-    view: RefCell<Option<Rc<ThreadView>>>,
+    view: RefCell<Option<Rc<ThreadObservability>>>,
     view_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
     /// The half-open connections of this thread.
-    pub(crate) half_open: Arc<Admission>,
+    pub(crate) half_open: Arc<ConnectionAdmission>,
     /// Permits for connections to the application: many streams of a link may need one each.
     pub(crate) places: Arc<Semaphore>,
     /// Permits for queries of names outside the mesh that wait for the system resolver.
@@ -54,16 +54,16 @@ pub(crate) struct Worker {
     /// The log lines that each peer may cause, by its identity or address.
     pub(crate) logs: LogLimits<String>,
     /// The metrics of this thread.
-    pub(crate) shard: Rc<Shard>,
+    pub(crate) shard: Rc<MetricsShard>,
     /// Pooled heads that keep their allocations.
-    pub(crate) request_heads: Spare<RequestHead>,
-    pub(crate) response_heads: Spare<ResponseHead>,
+    pub(crate) request_heads: ObjectPool<RequestHead>,
+    pub(crate) response_heads: ObjectPool<ResponseHead>,
     /// The idle tasks for link streams.
     pub(crate) task_pool: TaskPool,
     /// The check services of this thread.
     pub(crate) check_services: CheckServices,
     /// Parsed keys of issuers, by their source text.
-    jwt_keys: RefCell<Vec<ReadKeys>>,
+    jwt_keys: RefCell<Vec<ParsedKeys>>,
     /// The ejected endpoints of all threads.
     pub(crate) ejected: Arc<EjectedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
@@ -72,7 +72,7 @@ pub(crate) struct Worker {
     /// Slow-start endpoints of ports with such a policy. They outlive a cluster state, which ends with every
     /// change of another policy.
     slow_start_endpoints: RefCell<FxHashMap<(ServiceName, u16), PortSlowStart>>,
-    applications: RefCell<FxHashMap<(SocketAddr, Speaks), Rc<Application>>>,
+    applications: RefCell<FxHashMap<(SocketAddr, ApplicationProtocol), Rc<Application>>>,
     /// Retry budgets of services with retry rules.
     budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
     /// Idle connections that may be evicted for new ones.
@@ -87,29 +87,38 @@ pub(crate) struct Worker {
 }
 
 /// The keys parsed from a text; `None` if none of them can verify.
-struct ReadKeys {
+struct ParsedKeys {
     text: Arc<str>,
     keys: Option<Rc<JwtKeys>>,
 }
 
 /// Parts of a worker that its creator passes in.
-pub(crate) struct Parts {
+pub(crate) struct WorkerParts {
     pub(crate) config: Arc<Config>,
-    pub(crate) world: Arc<World>,
+    pub(crate) config_store: Arc<ConfigStore>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) ejected: Arc<EjectedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) trace_queues: TraceQueues,
-    pub(crate) shard: Shard,
+    pub(crate) shard: MetricsShard,
     /// The seed of this thread's random draws.
     pub(crate) seed: u64,
 }
 
 impl Worker {
-    pub(crate) fn new(parts: Parts) -> Rc<Self> {
-        let Parts { config, world, connections, ejected, phase, trace_queues, shard, seed } = parts;
+    pub(crate) fn new(parts: WorkerParts) -> Rc<Self> {
+        let WorkerParts {
+            config,
+            config_store,
+            connections,
+            ejected,
+            phase,
+            trace_queues,
+            shard,
+            seed,
+        } = parts;
         Rc::new(Self {
-            half_open: Admission::new(Bounds::new(
+            half_open: ConnectionAdmission::new(HalfOpenLimits::new(
                 config.limits.handshakes_max,
                 config.limits.connections_max,
             )),
@@ -118,7 +127,7 @@ impl Worker {
             places: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
             name_queries: Semaphore::new(NAME_QUERIES_MAX),
             config,
-            world,
+            config_store,
             connections,
             phase,
             trace_queues,
@@ -127,8 +136,8 @@ impl Worker {
             tls: TlsConfigs::default(),
             logs: LogLimits::default(),
             shard: Rc::new(shard),
-            request_heads: Spare::default(),
-            response_heads: Spare::default(),
+            request_heads: ObjectPool::default(),
+            response_heads: ObjectPool::default(),
             task_pool: TaskPool::default(),
             ejected,
             upstreams: RefCell::default(),
@@ -169,11 +178,13 @@ impl Worker {
     }
 
     /// Returns the observability configuration; `None` if none is active.
-    pub(crate) fn observability_config(&self) -> Option<Rc<ThreadView>> {
-        let version = self.world.sights.version();
+    pub(crate) fn observability_config(&self) -> Option<Rc<ThreadObservability>> {
+        let version = self.config_store.observability.version();
         if self.view_version.replace(version) != version {
-            let view = self.world.sights.active_settings();
-            self.view.replace(view.map(|view| Rc::new(ThreadView::new(view, self.account_name()))));
+            let view = self.config_store.observability.active_settings();
+            self.view.replace(
+                view.map(|view| Rc::new(ThreadObservability::new(view, self.account_name()))),
+            );
         }
         self.view.borrow().clone()
     }
@@ -192,14 +203,14 @@ impl Worker {
             known.clear();
         }
         let keys = keys.ok();
-        known.push(ReadKeys { text: text.clone(), keys: keys.clone() });
+        known.push(ParsedKeys { text: text.clone(), keys: keys.clone() });
         keys
     }
 
     /// Returns the account of the workload; empty before the first configuration.
     fn account_name(&self) -> String {
-        let config = self.world.current_config();
-        config.map(|config| config.plans.snapshot.plan.account.to_string()).unwrap_or_default()
+        let config = self.config_store.current_config();
+        config.map(|config| config.plans.snapshot.config.account.to_string()).unwrap_or_default()
     }
 
     /// Returns this thread's state of an endpoint: its connections and its load.
@@ -213,7 +224,7 @@ impl Worker {
         }
         let upstream = Rc::new(Upstream::new(endpoint.clone()));
         // A request that holds an older configuration gets a separate upstream, which closes after it.
-        if known.is_some_and(|known| self.world.is_current(&known.endpoint)) {
+        if known.is_some_and(|known| self.config_store.is_current(&known.endpoint)) {
             return upstream;
         }
         let replaced = self.upstreams.borrow_mut().insert(endpoint.id.clone(), upstream.clone());
@@ -228,7 +239,7 @@ impl Worker {
     pub(crate) fn cluster_for(
         self: &Rc<Self>,
         traffic_policy: Option<&Arc<PortTrafficPolicy>>,
-        plan: &PortPlan,
+        plan: &CompiledPort,
         version: u64,
     ) -> Option<Rc<UpstreamCluster>> {
         let traffic_policy = traffic_policy.filter(|it| it.is_watchful())?;
@@ -263,7 +274,7 @@ impl Worker {
     fn slow_start_endpoints_of(
         &self,
         traffic_policy: &PortTrafficPolicy,
-        plan: &PortPlan,
+        plan: &CompiledPort,
     ) -> PortSlowStart {
         let Some(first) = plan.endpoints.first().filter(|_| warms_up(traffic_policy)) else {
             return Rc::default();
@@ -273,12 +284,16 @@ impl Worker {
     }
 
     /// Returns the application behind this sidecar at one of its addresses.
-    pub(crate) fn application_at(&self, address: SocketAddr, speaks: Speaks) -> Rc<Application> {
+    pub(crate) fn application_at(
+        &self,
+        address: SocketAddr,
+        speaks: ApplicationProtocol,
+    ) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
         let application = applications.entry((address, speaks));
         let new = || {
             let application = Application::new(address, speaks);
-            application.apply_states(&self.world.application.states());
+            application.apply_states(&self.config_store.application.states());
             Rc::new(application)
         };
         application.or_insert_with(new).clone()
@@ -286,7 +301,7 @@ impl Worker {
 
     /// Updates the application's connection pools with its port states; never ends.
     pub(crate) async fn follow_ports(&self) {
-        let mut states = self.world.application.subscribe();
+        let mut states = self.config_store.application.subscribe();
         loop {
             let now = Arc::clone(&states.borrow_and_update());
             for application in self.applications.borrow().values() {
@@ -379,10 +394,10 @@ impl Worker {
     }
 
     /// Counts an exchange in progress until the guard is dropped.
-    pub(crate) fn start_exchange(self: &Rc<Self>) -> Underway {
+    pub(crate) fn start_exchange(self: &Rc<Self>) -> ExchangeGuard {
         self.exchanges.set(self.exchanges.get() + 1);
         self.shard.raise(Gauge::RequestsInFlight, 1);
-        Underway(self.clone())
+        ExchangeGuard(self.clone())
     }
 
     /// Resolves when no exchange is in progress.
@@ -394,9 +409,9 @@ impl Worker {
 }
 
 /// An exchange in progress; draining waits for it.
-pub(crate) struct Underway(Rc<Worker>);
+pub(crate) struct ExchangeGuard(Rc<Worker>);
 
-impl Drop for Underway {
+impl Drop for ExchangeGuard {
     fn drop(&mut self) {
         let left = self.0.exchanges.get() - 1;
         self.0.exchanges.set(left);
@@ -412,7 +427,7 @@ const JWT_KEYS_MAX: usize = 32;
 
 /// True if a policy of the port has slow start.
 fn warms_up(traffic_policy: &PortTrafficPolicy) -> bool {
-    traffic_policy.balancing.as_ref().is_some_and(|balancing| balancing.rule.warm_up.is_some())
+    traffic_policy.balancing.as_ref().is_some_and(|balancing| balancing.rule.slow_start.is_some())
 }
 
 /// Concurrent queries to the system resolver; each takes a thread.

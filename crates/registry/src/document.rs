@@ -14,12 +14,12 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 /// Parses the documents of a text. A `List` is replaced by its items; empty documents are omitted.
 ///
 /// # Errors
-/// [`Unreadable`] if the text is not YAML or exceeds a bound. No document is returned then.
-pub(crate) fn parse_documents(text: &str) -> Result<Vec<Node>, Unreadable> {
-    let documents: Vec<Node> =
+/// [`SyntaxError`] if the text is not YAML or exceeds a bound. No document is returned then.
+pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
+    let documents: Vec<DocumentNode> =
         documents_as_written(text)?.into_iter().flat_map(list::expand_list).collect();
     match documents.get(DOCUMENTS_MAX) {
-        Some(beyond) => Err(too_many_documents(beyond.mark)),
+        Some(beyond) => Err(too_many_documents(beyond.position)),
         None => Ok(documents),
     }
 }
@@ -28,18 +28,18 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<Node>, Unreadable> {
 ///
 /// # Errors
 /// See [`documents`].
-pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> {
+pub(crate) fn documents_as_written(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
     let text = &*without_byte_order_marks(text);
     // The parser looks ahead to the end of a flow list or map, because it may be a key.
     let brackets = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
     if brackets > BRACKETS_MAX {
         let problem = format!("has more than {BRACKETS_MAX} commas and brackets");
-        return Err(Unreadable::limit_exceeded(Mark::START, problem, "split the file"));
+        return Err(SyntaxError::limit_exceeded(TextPosition::START, problem, "split the file"));
     }
     let not_json = match read_json(text) {
         Some(Ok(documents)) => return Ok(documents),
-        Some(Err(json::Failure::Bound(error))) => return Err(error),
-        Some(Err(json::Failure::Syntax(error))) => Some(error),
+        Some(Err(json::JsonError::Bound(error))) => return Err(error),
+        Some(Err(json::JsonError::Syntax(error))) => Some(error),
         None => None,
     };
     let mut text = match &not_json {
@@ -48,7 +48,7 @@ pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> 
     };
     let mut bytes_left = REREAD_BYTES_MAX;
     loop {
-        let mut builder = Builder::default();
+        let mut builder = TreeBuilder::default();
         let Some(error) = read_into(&mut builder, &text)? else {
             return Ok(builder.documents);
         };
@@ -56,14 +56,14 @@ pub(crate) fn documents_as_written(text: &str) -> Result<Vec<Node>, Unreadable> 
         let corrected = with_spaces(&text, &error);
         match (corrected, bytes_left.checked_sub(text.len())) {
             (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
-            _ => return Err(furthest_error(not_json, Unreadable::from_scan_error(&error))),
+            _ => return Err(furthest_error(not_json, SyntaxError::from_scan_error(&error))),
         }
     }
 }
 
-fn too_many_documents(mark: Mark) -> Unreadable {
+fn too_many_documents(position: TextPosition) -> SyntaxError {
     let problem = format!("has more than {DOCUMENTS_MAX} documents");
-    Unreadable::limit_exceeded(mark, problem, "split the file")
+    SyntaxError::limit_exceeded(position, problem, "split the file")
 }
 
 /// Removes the byte order marks at the starts of documents (YAML 1.2, 5.2): at the beginning of the text, and
@@ -92,18 +92,18 @@ fn begins_document(line: &str) -> bool {
 
 /// Parses a text that begins with a bracket as JSON, which has escapes that YAML lacks. YAML flow style begins
 /// the same way.
-fn read_json(text: &str) -> Option<Result<Vec<Node>, json::Failure>> {
+fn read_json(text: &str) -> Option<Result<Vec<DocumentNode>, json::JsonError>> {
     if !text.trim_start().starts_with(['{', '[']) {
         return None;
     }
-    let mut builder = Builder::default();
+    let mut builder = TreeBuilder::default();
     let read = json::read_into(&mut builder, text);
     Some(read.map(|()| builder.documents))
 }
 
 /// Returns the error of the parser that got further.
-fn furthest_error(json: Option<Unreadable>, yaml: Unreadable) -> Unreadable {
-    let place = |error: &Unreadable| (error.mark.line, error.mark.column);
+fn furthest_error(json: Option<SyntaxError>, yaml: SyntaxError) -> SyntaxError {
+    let place = |error: &SyntaxError| (error.position.line, error.position.column);
     match json {
         Some(json) if place(&json) >= place(&yaml) => json,
         _ => yaml,
@@ -151,11 +151,11 @@ fn without_surrogates(text: &str) -> Cow<'_, str> {
 }
 
 /// Parses a text up to its first syntax error.
-fn read_into(builder: &mut Builder, text: &str) -> Result<Option<ScanError>, Unreadable> {
+fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>, SyntaxError> {
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         match event {
-            Ok((event, span)) => builder.handle_event(event, Mark::from_span(span))?,
+            Ok((event, span)) => builder.handle_event(event, TextPosition::from_span(span))?,
             Err(error) => return Ok(Some(error)),
         }
     }
@@ -176,44 +176,44 @@ fn with_spaces(text: &str, error: &ScanError) -> Option<String> {
 
 /// A value and its position.
 #[derive(Debug, Clone)]
-pub(crate) struct Node {
-    pub(crate) mark: Mark,
-    pub(crate) value: Value,
+pub(crate) struct DocumentNode {
+    pub(crate) position: TextPosition,
+    pub(crate) value: NodeValue,
 }
 
-impl Node {
+impl DocumentNode {
     /// Moves the node and its descendants down by this number of lines.
     pub(crate) fn shift_lines(&mut self, lines: u32) {
-        self.mark.line = self.mark.line.saturating_add(lines);
+        self.position.line = self.position.line.saturating_add(lines);
         match &mut self.value {
-            Value::List(list) => list.iter_mut().for_each(|node| node.shift_lines(lines)),
-            Value::Map(map) => {
+            NodeValue::List(list) => list.iter_mut().for_each(|node| node.shift_lines(lines)),
+            NodeValue::Map(map) => {
                 for (key, value) in map {
                     key.shift_lines(lines);
                     value.shift_lines(lines);
                 }
             }
-            Value::Null
-            | Value::Boolean(_)
-            | Value::Number(_)
-            | Value::Text(_)
-            | Value::MergeKey
-            | Value::Tagged(_) => {}
+            NodeValue::Null
+            | NodeValue::Boolean(_)
+            | NodeValue::Number(_)
+            | NodeValue::Text(_)
+            | NodeValue::MergeKey
+            | NodeValue::Tagged(_) => {}
         }
     }
 }
 
 /// The value of a node.
 #[derive(Debug, Clone)]
-pub(crate) enum Value {
+pub(crate) enum NodeValue {
     Null,
     Boolean(bool),
     /// A number as written.
     Number(String),
     Text(String),
-    List(Vec<Node>),
+    List(Vec<DocumentNode>),
     /// Keys and values in order; keys may repeat.
-    Map(Vec<(Node, Node)>),
+    Map(Vec<(DocumentNode, DocumentNode)>),
     /// The key `<<` of a merge until its map ends; distinct from every text and tag.
     MergeKey,
     /// A value with an unsupported tag.
@@ -222,20 +222,20 @@ pub(crate) enum Value {
 
 /// A line and a column, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Mark {
+pub(crate) struct TextPosition {
     pub(crate) line: u32,
     pub(crate) column: u32,
 }
 
 /// The reason that a text cannot be parsed.
 #[derive(Debug)]
-pub(crate) struct Unreadable {
-    pub(crate) mark: Mark,
+pub(crate) struct SyntaxError {
+    pub(crate) position: TextPosition,
     pub(crate) problem: String,
     pub(crate) hint: String,
 }
 
-impl Mark {
+impl TextPosition {
     const START: Self = Self { line: 1, column: 1 };
 
     fn from_span(span: Span) -> Self {
@@ -244,45 +244,49 @@ impl Mark {
     }
 }
 
-impl Unreadable {
+impl SyntaxError {
     fn from_scan_error(error: &ScanError) -> Self {
         Self {
-            mark: Mark::from_span(Span::empty(*error.marker())),
+            position: TextPosition::from_span(Span::empty(*error.marker())),
             problem: format!("is not YAML ({})", error.info()),
             hint: CORRECT_SYNTAX.to_owned(),
         }
     }
 
-    fn limit_exceeded(mark: Mark, problem: String, hint: &str) -> Self {
-        Self { mark, problem, hint: hint.to_owned() }
+    fn limit_exceeded(position: TextPosition, problem: String, hint: &str) -> Self {
+        Self { position, problem, hint: hint.to_owned() }
     }
 }
 
 /// Builds trees from the parser's events, without recursion.
 #[derive(Default)]
-struct Builder {
-    documents: Vec<Node>,
-    open: Vec<Open>,
-    anchors: HashMap<usize, Node>,
+struct TreeBuilder {
+    documents: Vec<DocumentNode>,
+    open: Vec<OpenCollection>,
+    anchors: HashMap<usize, DocumentNode>,
     nodes: usize,
     copied: usize,
 }
 
 /// A list or map that is not closed yet.
-struct Open {
-    mark: Mark,
+struct OpenCollection {
+    position: TextPosition,
     anchor: usize,
     tag: Option<String>,
-    filling: Filling,
+    filling: CollectionContent,
 }
 
-enum Filling {
-    List(Vec<Node>),
-    Map(Vec<(Node, Node)>, Option<Node>),
+enum CollectionContent {
+    List(Vec<DocumentNode>),
+    Map(Vec<(DocumentNode, DocumentNode)>, Option<DocumentNode>),
 }
 
-impl Builder {
-    fn handle_event(&mut self, event: Event<'_>, mark: Mark) -> Result<(), Unreadable> {
+impl TreeBuilder {
+    fn handle_event(
+        &mut self,
+        event: Event<'_>,
+        position: TextPosition,
+    ) -> Result<(), SyntaxError> {
         match event {
             Event::DocumentStart(_) => {
                 // Anchors are scoped to one document.
@@ -292,91 +296,97 @@ impl Builder {
             Event::Scalar(text, style, anchor, tag) => {
                 let value = match self.expects_key() && merge::is_key(&text, style, tag.as_deref())
                 {
-                    true => Value::MergeKey,
+                    true => NodeValue::MergeKey,
                     false => parse_scalar(&text, style, tag.as_deref()),
                 };
-                self.add_to_parent(Node { mark, value }, anchor)
+                self.add_to_parent(DocumentNode { position, value }, anchor)
             }
-            Event::SequenceStart(anchor, tag) => {
-                self.begin_node(mark, anchor, tag.as_deref(), Filling::List(Vec::new()))
-            }
+            Event::SequenceStart(anchor, tag) => self.begin_node(
+                position,
+                anchor,
+                tag.as_deref(),
+                CollectionContent::List(Vec::new()),
+            ),
             Event::MappingStart(anchor, tag) => {
-                let filling = Filling::Map(Vec::new(), None);
-                self.begin_node(mark, anchor, tag.as_deref(), filling)
+                let filling = CollectionContent::Map(Vec::new(), None);
+                self.begin_node(position, anchor, tag.as_deref(), filling)
             }
             Event::SequenceEnd | Event::MappingEnd => self.end_node(),
-            Event::Alias(anchor) => self.copy_alias(mark, anchor),
+            Event::Alias(anchor) => self.copy_alias(position, anchor),
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
         }
     }
 
     fn expects_key(&self) -> bool {
-        matches!(self.open.last(), Some(Open { filling: Filling::Map(_, None), .. }))
+        matches!(
+            self.open.last(),
+            Some(OpenCollection { filling: CollectionContent::Map(_, None), .. })
+        )
     }
 
     fn begin_node(
         &mut self,
-        mark: Mark,
+        position: TextPosition,
         anchor: usize,
         tag: Option<&Tag>,
-        filling: Filling,
-    ) -> Result<(), Unreadable> {
+        filling: CollectionContent,
+    ) -> Result<(), SyntaxError> {
         if self.open.len() >= DEPTH_MAX {
             let problem = format!("is nested deeper than {DEPTH_MAX} levels");
-            return Err(Unreadable::limit_exceeded(mark, problem, "nest less"));
+            return Err(SyntaxError::limit_exceeded(position, problem, "nest less"));
         }
         let tag = tag
             .filter(|tag| !(tag.is_yaml_core_schema() && matches!(&*tag.suffix, "map" | "seq")))
             .map(tag_name);
-        self.open.push(Open { mark, anchor, tag, filling });
+        self.open.push(OpenCollection { position, anchor, tag, filling });
         Ok(())
     }
 
-    fn end_node(&mut self) -> Result<(), Unreadable> {
+    fn end_node(&mut self) -> Result<(), SyntaxError> {
         let Some(open) = self.open.pop() else {
             return Ok(());
         };
         let value = match (open.tag, open.filling) {
-            (Some(tag), _) => Value::Tagged(tag),
-            (None, Filling::List(list)) => Value::List(list),
-            (None, Filling::Map(map, _)) => Value::Map(merge::merge_entries(map)?),
+            (Some(tag), _) => NodeValue::Tagged(tag),
+            (None, CollectionContent::List(list)) => NodeValue::List(list),
+            (None, CollectionContent::Map(map, _)) => NodeValue::Map(merge::merge_entries(map)?),
         };
-        let node = Node { mark: open.mark, value };
+        let node = DocumentNode { position: open.position, value };
         self.add_to_parent(node, open.anchor)
     }
 
-    fn copy_alias(&mut self, mark: Mark, anchor: usize) -> Result<(), Unreadable> {
+    fn copy_alias(&mut self, position: TextPosition, anchor: usize) -> Result<(), SyntaxError> {
         let Some(node) = self.anchors.get(&anchor) else {
             let problem = "refers to an anchor of another document or one around itself".to_owned();
-            return Err(Unreadable::limit_exceeded(mark, problem, "write the value out"));
+            return Err(SyntaxError::limit_exceeded(position, problem, "write the value out"));
         };
         self.copied = self.copied.saturating_add(copy_size(node));
         if self.copied > COPIED_BYTES_MAX {
             let problem = format!("aliases copy more than {COPIED_BYTES_MAX} bytes");
-            return Err(Unreadable::limit_exceeded(mark, problem, "use fewer aliases"));
+            return Err(SyntaxError::limit_exceeded(position, problem, "use fewer aliases"));
         }
         let value = match &node.value {
             // An alias of a merge key is a text, as in kubectl.
-            Value::MergeKey => Value::Text(merge::KEY.to_owned()),
+            NodeValue::MergeKey => NodeValue::Text(merge::KEY.to_owned()),
             value => value.clone(),
         };
-        self.add_to_parent(Node { mark, value }, 0)
+        self.add_to_parent(DocumentNode { position, value }, 0)
     }
 
     /// Adds a finished node to its parent.
-    fn add_to_parent(&mut self, node: Node, anchor: usize) -> Result<(), Unreadable> {
+    fn add_to_parent(&mut self, node: DocumentNode, anchor: usize) -> Result<(), SyntaxError> {
         self.nodes += 1;
         if self.nodes > NODES_MAX {
             let problem = format!("has more than {NODES_MAX} values");
-            return Err(Unreadable::limit_exceeded(node.mark, problem, "split the file"));
+            return Err(SyntaxError::limit_exceeded(node.position, problem, "split the file"));
         }
         if anchor != 0 {
             self.copied = self.copied.saturating_add(copy_size(&node));
             self.anchors.insert(anchor, node.clone());
         }
         match self.open.last_mut().map(|open| &mut open.filling) {
-            Some(Filling::List(list)) => list.push(node),
-            Some(Filling::Map(map, key)) => match key.take() {
+            Some(CollectionContent::List(list)) => list.push(node),
+            Some(CollectionContent::Map(map, key)) => match key.take() {
                 Some(key) => map.push((key, node)),
                 None => *key = Some(node),
             },
@@ -385,12 +395,12 @@ impl Builder {
         Ok(())
     }
 
-    fn add_document(&mut self, node: Node) -> Result<(), Unreadable> {
-        if matches!(node.value, Value::Null) {
+    fn add_document(&mut self, node: DocumentNode) -> Result<(), SyntaxError> {
+        if matches!(node.value, NodeValue::Null) {
             return Ok(());
         }
         if self.documents.len() >= DOCUMENTS_MAX {
-            return Err(too_many_documents(node.mark));
+            return Err(too_many_documents(node.position));
         }
         self.documents.push(node);
         Ok(())
@@ -399,13 +409,15 @@ impl Builder {
 
 /// Returns the approximate size of a copy of the node in bytes. `DEPTH_MAX` bounds the depth of written nodes,
 /// `COPIED_BYTES_MAX` that of copied ones.
-fn copy_size(node: &Node) -> usize {
-    let own = size_of::<Node>();
+fn copy_size(node: &DocumentNode) -> usize {
+    let own = size_of::<DocumentNode>();
     match &node.value {
-        Value::Null | Value::Boolean(_) | Value::MergeKey => own,
-        Value::Number(text) | Value::Text(text) | Value::Tagged(text) => own + text.len(),
-        Value::List(list) => own + list.iter().map(copy_size).sum::<usize>(),
-        Value::Map(map) => {
+        NodeValue::Null | NodeValue::Boolean(_) | NodeValue::MergeKey => own,
+        NodeValue::Number(text) | NodeValue::Text(text) | NodeValue::Tagged(text) => {
+            own + text.len()
+        }
+        NodeValue::List(list) => own + list.iter().map(copy_size).sum::<usize>(),
+        NodeValue::Map(map) => {
             let entries = map.iter().map(|(key, value)| copy_size(key) + copy_size(value));
             own + entries.sum::<usize>()
         }
@@ -413,35 +425,35 @@ fn copy_size(node: &Node) -> usize {
 }
 
 /// Interprets a plain scalar by the core schema of YAML 1.2.
-fn parse_scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Value {
+fn parse_scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> NodeValue {
     if let Some(tag) = tag {
-        return tagged_scalar(text, tag).unwrap_or_else(|| Value::Tagged(tag_name(tag)));
+        return tagged_scalar(text, tag).unwrap_or_else(|| NodeValue::Tagged(tag_name(tag)));
     }
     if style != ScalarStyle::Plain {
-        return Value::Text(text.to_owned());
+        return NodeValue::Text(text.to_owned());
     }
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => Value::Null,
-        "true" | "True" | "TRUE" => Value::Boolean(true),
-        "false" | "False" | "FALSE" => Value::Boolean(false),
-        _ if is_number(text) => Value::Number(text.to_owned()),
-        _ => Value::Text(text.to_owned()),
+        "" | "~" | "null" | "Null" | "NULL" => NodeValue::Null,
+        "true" | "True" | "TRUE" => NodeValue::Boolean(true),
+        "false" | "False" | "FALSE" => NodeValue::Boolean(false),
+        _ if is_number(text) => NodeValue::Number(text.to_owned()),
+        _ => NodeValue::Text(text.to_owned()),
     }
 }
 
 /// Returns the value of a scalar with a core schema tag.
-fn tagged_scalar(text: &str, tag: &Tag) -> Option<Value> {
+fn tagged_scalar(text: &str, tag: &Tag) -> Option<NodeValue> {
     if !tag.is_yaml_core_schema() {
         return None;
     }
     let plain = || parse_scalar(text, ScalarStyle::Plain, None);
     let is_whole = |text: &str| !text.contains(['.', 'e', 'E']) || text.starts_with("0x");
     match (&*tag.suffix, plain()) {
-        ("str", _) => Some(Value::Text(text.to_owned())),
-        ("int", value @ Value::Number(_)) if is_whole(text) => Some(value),
-        ("float", value @ Value::Number(_))
-        | ("bool", value @ Value::Boolean(_))
-        | ("null", value @ Value::Null) => Some(value),
+        ("str", _) => Some(NodeValue::Text(text.to_owned())),
+        ("int", value @ NodeValue::Number(_)) if is_whole(text) => Some(value),
+        ("float", value @ NodeValue::Number(_))
+        | ("bool", value @ NodeValue::Boolean(_))
+        | ("null", value @ NodeValue::Null) => Some(value),
         _ => None,
     }
 }
@@ -504,7 +516,7 @@ mod tests {
         }
     }
 
-    fn parse_single(text: &str) -> Node {
+    fn parse_single(text: &str) -> DocumentNode {
         let mut documents = parse_documents(text).unwrap();
         assert_eq!(documents.len(), 1, "{text}");
         documents.remove(0)
@@ -513,17 +525,17 @@ mod tests {
     #[test]
     fn marks_lines_and_columns_from_one() {
         let node = parse_single("# caption\na:\n  b: [1, x]\n");
-        assert_eq!(node.mark, Mark { line: 2, column: 1 });
-        let Value::Map(map) = node.value else { panic!() };
-        let Value::Map(inner) = &map[0].1.value else { panic!() };
-        let Value::List(list) = &inner[0].1.value else { panic!() };
-        assert_eq!(list[1].mark, Mark { line: 3, column: 10 });
+        assert_eq!(node.position, TextPosition { line: 2, column: 1 });
+        let NodeValue::Map(map) = node.value else { panic!() };
+        let NodeValue::Map(inner) = &map[0].1.value else { panic!() };
+        let NodeValue::List(list) = &inner[0].1.value else { panic!() };
+        assert_eq!(list[1].position, TextPosition { line: 3, column: 10 });
     }
 
     #[test]
     fn plain_scalars_follow_the_core_schema() {
         let shown = |text: &str| match parse_single(&format!("[{text}]")).value {
-            Value::List(list) => format!("{:?}", list[0].value),
+            NodeValue::List(list) => format!("{:?}", list[0].value),
             other => format!("{other:?}"),
         };
         for (text, expected) in [
@@ -590,7 +602,7 @@ mod tests {
         let documents_many = "--- x\n".repeat(DOCUMENTS_MAX + 1);
         let nodes_many = "- 1\n".repeat(NODES_MAX + 1);
         let brackets_many = format!("[{}]", "1,".repeat(BRACKETS_MAX));
-        for (text, why) in [
+        for (text, reason) in [
             (bomb, "aliases copy more"),
             ("[".repeat(100) + &"]".repeat(100), "nested deeper"),
             ("[".repeat(100_000), ""),
@@ -601,8 +613,8 @@ mod tests {
             ("a: &x 1\n---\nb: *x\n".to_owned(), ""),
             ("a: &x [*x]\n".to_owned(), ""),
         ] {
-            let error = parse_documents(&text).expect_err(why);
-            assert!(error.problem.contains(why), "{why}: {}", error.problem);
+            let error = parse_documents(&text).expect_err(reason);
+            assert!(error.problem.contains(reason), "{reason}: {}", error.problem);
         }
     }
 }

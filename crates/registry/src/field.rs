@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use leno_model::Name;
 
-use crate::document::{Mark, Node, Value};
+use crate::document::{DocumentNode, NodeValue, TextPosition};
 use crate::hint::{GIVEN_TWICE, MapEntries, Replacement};
 use crate::pattern;
 use crate::suggest::{all_of, closest_word, one_of};
@@ -16,28 +16,28 @@ use crate::suggest::{all_of, closest_word, one_of};
 /// a document with a problem is rejected as a whole.
 #[derive(Clone)]
 pub(crate) struct Field<'a> {
-    node: &'a Node,
+    node: &'a DocumentNode,
     path: String,
-    notes: &'a Notes,
+    diagnostics: &'a DiagnosticCollector,
 }
 
 /// The fields of a map with a known set of keys.
-pub(crate) struct Fields<'a> {
+pub(crate) struct MapFields<'a> {
     here: Field<'a>,
     entries: Vec<(&'a str, Field<'a>)>,
 }
 
 /// The problems and warnings of one document.
-pub(crate) struct Notes {
+pub(crate) struct DiagnosticCollector {
     /// The base folder of relative paths, if the document is in a file.
     folder: Option<PathBuf>,
-    problems: RefCell<Vec<Note>>,
-    warnings: RefCell<Vec<Note>>,
+    problems: RefCell<Vec<FieldDiagnostic>>,
+    warnings: RefCell<Vec<FieldDiagnostic>>,
 }
 
 /// One diagnostic.
-pub(crate) struct Note {
-    pub(crate) mark: Mark,
+pub(crate) struct FieldDiagnostic {
+    pub(crate) position: TextPosition,
     pub(crate) field: String,
     pub(crate) problem: String,
     pub(crate) hint: String,
@@ -45,7 +45,7 @@ pub(crate) struct Note {
     pub(crate) replacement: Option<Replacement>,
 }
 
-impl Notes {
+impl DiagnosticCollector {
     /// Creates an empty collector for a document of this file, or of no file.
     pub(crate) fn for_file(file: Option<&str>) -> Self {
         let folder = file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
@@ -58,26 +58,26 @@ impl Notes {
     }
 
     /// Returns the problems and the warnings.
-    pub(crate) fn into_parts(self) -> (Vec<Note>, Vec<Note>) {
+    pub(crate) fn into_parts(self) -> (Vec<FieldDiagnostic>, Vec<FieldDiagnostic>) {
         (self.problems.into_inner(), self.warnings.into_inner())
     }
 }
 
 impl<'a> Field<'a> {
     /// Returns the root field of a document.
-    pub(crate) fn root(node: &'a Node, notes: &'a Notes) -> Self {
+    pub(crate) fn root(node: &'a DocumentNode, diagnostics: &'a DiagnosticCollector) -> Self {
         let path = String::new();
-        Self { node, path, notes }
+        Self { node, path, diagnostics }
     }
 
     /// Returns the raw value.
-    pub(crate) fn value(&self) -> &'a Value {
+    pub(crate) fn value(&self) -> &'a NodeValue {
         &self.node.value
     }
 
     /// Returns the position of the value.
-    pub(crate) fn mark(&self) -> Mark {
-        self.node.mark
+    pub(crate) fn position(&self) -> TextPosition {
+        self.node.position
     }
 
     /// Records a problem with this field.
@@ -92,8 +92,8 @@ impl<'a> Field<'a> {
         hint: impl Into<String>,
         replacement: Replacement,
     ) {
-        let note = self.new_note(problem.into(), hint.into());
-        self.push(Note { replacement: Some(replacement), ..note });
+        let diagnostic = self.new_note(problem.into(), hint.into());
+        self.push(FieldDiagnostic { replacement: Some(replacement), ..diagnostic });
     }
 
     /// Records an unknown word and proposes a similar known one.
@@ -102,35 +102,35 @@ impl<'a> Field<'a> {
         self.reject_with_replacement(problem, hint, Replacement::Text(word.to_owned()));
     }
 
-    fn push(&self, note: Note) {
-        let mut problems = self.notes.problems.borrow_mut();
+    fn push(&self, diagnostic: FieldDiagnostic) {
+        let mut problems = self.diagnostics.problems.borrow_mut();
         if problems.len() < PROBLEMS_MAX {
-            problems.push(note);
+            problems.push(diagnostic);
         }
     }
 
     /// Records a warning.
     pub(crate) fn warn(&self, problem: impl Into<String>, hint: impl Into<String>) {
-        let note = self.new_note(problem.into(), hint.into());
-        self.notes.warnings.borrow_mut().push(note);
+        let diagnostic = self.new_note(problem.into(), hint.into());
+        self.diagnostics.warnings.borrow_mut().push(diagnostic);
     }
 
-    fn new_note(&self, problem: String, hint: String) -> Note {
+    fn new_note(&self, problem: String, hint: String) -> FieldDiagnostic {
         let field = self.path.clone();
-        Note { mark: self.node.mark, field, problem, hint, replacement: None }
+        FieldDiagnostic { position: self.node.position, field, problem, hint, replacement: None }
     }
 
     /// Returns the value as quoted in messages.
     pub(crate) fn quoted_value(&self) -> String {
         match &self.node.value {
-            Value::Null => "nothing".to_owned(),
-            Value::Boolean(value) => value.to_string(),
-            Value::Number(text) => truncate_text(text),
-            Value::Text(text) => format!("{:?}", truncate_text(text)),
-            Value::List(_) => "a list".to_owned(),
-            Value::Map(_) => "a map".to_owned(),
-            Value::MergeKey => "a merge key".to_owned(),
-            Value::Tagged(tag) => format!("a value tagged {}", truncate_text(tag)),
+            NodeValue::Null => "nothing".to_owned(),
+            NodeValue::Boolean(value) => value.to_string(),
+            NodeValue::Number(text) => truncate_text(text),
+            NodeValue::Text(text) => format!("{:?}", truncate_text(text)),
+            NodeValue::List(_) => "a list".to_owned(),
+            NodeValue::Map(_) => "a map".to_owned(),
+            NodeValue::MergeKey => "a merge key".to_owned(),
+            NodeValue::Tagged(tag) => format!("a value tagged {}", truncate_text(tag)),
         }
     }
 
@@ -149,13 +149,13 @@ impl<'a> Field<'a> {
     pub(crate) fn read_text(&self) -> Option<&'a str> {
         let shown = self.quoted_value();
         match &self.node.value {
-            Value::Text(text) => return Some(text),
-            Value::Number(_) => self.reject_with_replacement(
+            NodeValue::Text(text) => return Some(text),
+            NodeValue::Number(_) => self.reject_with_replacement(
                 format!("{shown} is a number, not text"),
                 format!("write \"{shown}\" in quotes"),
                 Replacement::Quoted,
             ),
-            Value::Boolean(_) => self.reject_with_replacement(
+            NodeValue::Boolean(_) => self.reject_with_replacement(
                 format!("{shown} is a boolean, not text"),
                 format!("write \"{shown}\" in quotes"),
                 Replacement::Quoted,
@@ -167,7 +167,7 @@ impl<'a> Field<'a> {
 
     /// Reads a boolean.
     pub(crate) fn read_flag(&self) -> Option<bool> {
-        if let Value::Boolean(value) = &self.node.value {
+        if let NodeValue::Boolean(value) = &self.node.value {
             return Some(*value);
         }
         self.reject(format!("{} is not a boolean", self.quoted_value()), "use true or false");
@@ -176,15 +176,15 @@ impl<'a> Field<'a> {
 
     /// Returns the first line of the value.
     pub(crate) fn line(&self) -> u32 {
-        self.node.mark.line
+        self.node.position.line
     }
 
     /// Reads a scalar as text: numbers and booleans as written. For arguments and environment variables, which
     /// are texts.
     pub(crate) fn read_literal(&self) -> Option<String> {
         let text = match &self.node.value {
-            Value::Number(text) => text.clone(),
-            Value::Boolean(value) => value.to_string(),
+            NodeValue::Number(text) => text.clone(),
+            NodeValue::Boolean(value) => value.to_string(),
             _ => self.read_text()?.to_owned(),
         };
         if text.contains('\0') {
@@ -212,7 +212,7 @@ impl<'a> Field<'a> {
     /// Returns the text of a scalar; records no problem for other values.
     pub(crate) fn plain_text(&self) -> Option<&'a str> {
         match &self.node.value {
-            Value::Text(text) => Some(text),
+            NodeValue::Text(text) => Some(text),
             _ => None,
         }
     }
@@ -222,14 +222,14 @@ impl<'a> Field<'a> {
         let shown = self.quoted_value();
         let bounds = format!("use a number from {least} to {most}");
         match &self.node.value {
-            Value::Number(text) => match parse_integer(text) {
+            NodeValue::Number(text) => match parse_integer(text) {
                 Some(number) if (i64::from(least)..=i64::from(most)).contains(&number) => {
                     return u32::try_from(number).ok();
                 }
                 Some(_) => self.reject(format!("{shown} is out of range"), bounds),
                 None => self.reject(format!("{shown} is not a whole number"), bounds),
             },
-            Value::Text(text) if parse_integer(text).is_some() => {
+            NodeValue::Text(text) if parse_integer(text).is_some() => {
                 let problem = format!("{shown} is text, not a number");
                 let hint = format!("write {text}, without quotes or a tag");
                 self.reject_with_replacement(problem, hint, Replacement::Unquoted);
@@ -242,7 +242,7 @@ impl<'a> Field<'a> {
     /// Reads a 64-bit integer.
     pub(crate) fn read_integer(&self) -> Option<i64> {
         let number = match &self.node.value {
-            Value::Number(text) => parse_integer(text),
+            NodeValue::Number(text) => parse_integer(text),
             _ => None,
         };
         if number.is_none() {
@@ -254,7 +254,7 @@ impl<'a> Field<'a> {
 
     /// Reads a boolean.
     pub(crate) fn read_boolean(&self) -> Option<bool> {
-        if let Value::Boolean(value) = self.node.value {
+        if let NodeValue::Boolean(value) = self.node.value {
             return Some(value);
         }
         self.reject(
@@ -265,11 +265,11 @@ impl<'a> Field<'a> {
     }
 
     /// Returns a field for a tree parsed from this field's text, with the same path and diagnostics.
-    pub(crate) fn standing_for<'b>(&self, node: &'b Node) -> Field<'b>
+    pub(crate) fn standing_for<'b>(&self, node: &'b DocumentNode) -> Field<'b>
     where
         'a: 'b,
     {
-        Field { node, path: self.path.clone(), notes: self.notes }
+        Field { node, path: self.path.clone(), diagnostics: self.diagnostics }
     }
 
     /// Reads a port.
@@ -315,7 +315,7 @@ impl<'a> Field<'a> {
     pub(crate) fn read_path(&self) -> Option<PathBuf> {
         let text = self.read_text()?;
         let path = Path::new(text);
-        let (problem, hint) = match &self.notes.folder {
+        let (problem, hint) = match &self.diagnostics.folder {
             _ if path.file_name().is_none() || text.contains(char::is_control) => {
                 (format!("{} is not the path of a file", self.quoted_value()), "name one")
             }
@@ -348,9 +348,9 @@ impl<'a> Field<'a> {
     /// Reads a regular expression that sidecars can compile.
     pub(crate) fn read_regex(&self) -> Option<String> {
         let text = self.read_text()?;
-        if let Err(why) = pattern::check_pattern(text) {
+        if let Err(reason) = pattern::check_pattern(text) {
             self.reject(
-                format!("{} is not a regular expression ({why})", self.quoted_value()),
+                format!("{} is not a regular expression ({reason})", self.quoted_value()),
                 "correct it; the syntax is RE2's, without look-around or back references",
             );
             return None;
@@ -360,7 +360,7 @@ impl<'a> Field<'a> {
 
     /// Reads the elements of a list.
     pub(crate) fn read_list(&self, most: usize) -> Option<Vec<Self>> {
-        let Value::List(list) = &self.node.value else {
+        let NodeValue::List(list) = &self.node.value else {
             self.reject(
                 format!("is {}, not a list", self.quoted_value()),
                 "write a list, each element after `- `",
@@ -374,7 +374,7 @@ impl<'a> Field<'a> {
         let element = |(index, node)| Field {
             node,
             path: format!("{}[{index}]", self.path),
-            notes: self.notes,
+            diagnostics: self.diagnostics,
         };
         Some(list.iter().enumerate().map(element).collect())
     }
@@ -392,7 +392,7 @@ impl<'a> Field<'a> {
 
     /// As [`Self::entries`], with a hint for values that are not maps.
     fn entries_or(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
-        let Value::Map(map) = &self.node.value else {
+        let NodeValue::Map(map) = &self.node.value else {
             self.reject(self.not_a_map(), hint);
             return None;
         };
@@ -400,8 +400,8 @@ impl<'a> Field<'a> {
         let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
         for (key, node) in map {
             let Some(text) = self.entry_key(key) else { continue };
-            let entry = Field { node, path: self.child_path(text), notes: self.notes };
-            match seen.insert(text, key.mark.line) {
+            let entry = Field { node, path: self.child_path(text), diagnostics: self.diagnostics };
+            match seen.insert(text, key.position.line) {
                 Some(line) => Field { node: key, ..entry }.reject(
                     format!("{GIVEN_TWICE}, first in line {line}"),
                     "remove one of the two",
@@ -413,11 +413,11 @@ impl<'a> Field<'a> {
     }
 
     /// Returns the key of a map entry. A number is accepted as written.
-    fn entry_key(&self, key: &'a Node) -> Option<&'a str> {
+    fn entry_key(&self, key: &'a DocumentNode) -> Option<&'a str> {
         match &key.value {
-            Value::Text(text) | Value::Number(text) => Some(text),
-            Value::Boolean(true) => Some("true"),
-            Value::Boolean(false) => Some("false"),
+            NodeValue::Text(text) | NodeValue::Number(text) => Some(text),
+            NodeValue::Boolean(true) => Some("true"),
+            NodeValue::Boolean(false) => Some("false"),
             _ => {
                 let field = Field { node: key, ..self.clone() };
                 field.reject(
@@ -438,7 +438,7 @@ impl<'a> Field<'a> {
     }
 
     /// Reads the fields of a map; an unknown key is a problem.
-    pub(crate) fn read_fields(&self, known: &[&'static str]) -> Option<Fields<'a>> {
+    pub(crate) fn read_fields(&self, known: &[&'static str]) -> Option<MapFields<'a>> {
         self.fields_such_as(known, &[])
     }
 
@@ -447,8 +447,8 @@ impl<'a> Field<'a> {
         &self,
         known: &[&'static str],
         examples: &[MapEntries],
-    ) -> Option<Fields<'a>> {
-        if !matches!(self.node.value, Value::Map(_)) {
+    ) -> Option<MapFields<'a>> {
+        if !matches!(self.node.value, NodeValue::Map(_)) {
             self.refuse_scalar(known, examples);
             return None;
         }
@@ -462,14 +462,16 @@ impl<'a> Field<'a> {
         let (problem, shown) = (self.not_a_map(), self.quoted_value());
         let hint = format!("write a map; its fields are {}", all_of(known));
         let is_plain = match &self.node.value {
-            Value::Text(text) => {
+            NodeValue::Text(text) => {
                 let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
                 shown == format!("{text:?}") && text.chars().all(is_plain)
             }
-            Value::Number(_) | Value::Boolean(_) => true,
-            Value::Null | Value::List(_) | Value::Map(_) | Value::MergeKey | Value::Tagged(_) => {
-                false
-            }
+            NodeValue::Number(_) | NodeValue::Boolean(_) => true,
+            NodeValue::Null
+            | NodeValue::List(_)
+            | NodeValue::Map(_)
+            | NodeValue::MergeKey
+            | NodeValue::Tagged(_) => false,
         };
         if !is_plain {
             return self.reject(problem, hint);
@@ -484,13 +486,13 @@ impl<'a> Field<'a> {
     }
 
     /// Reads the fields of a map with any keys.
-    pub(crate) fn any_fields(&self) -> Option<Fields<'a>> {
-        Some(Fields { entries: self.entries_or("write a map of fields")?, here: self.clone() })
+    pub(crate) fn any_fields(&self) -> Option<MapFields<'a>> {
+        Some(MapFields { entries: self.entries_or("write a map of fields")?, here: self.clone() })
     }
 
     /// Returns a field for a document embedded in this field as text.
-    pub(crate) fn embedded_field<'b>(&'b self, node: &'b Node) -> Field<'b> {
-        Field { node, path: self.path.clone(), notes: self.notes }
+    pub(crate) fn embedded_field<'b>(&'b self, node: &'b DocumentNode) -> Field<'b> {
+        Field { node, path: self.path.clone(), diagnostics: self.diagnostics }
     }
 
     fn child_path(&self, key: &str) -> String {
@@ -509,7 +511,7 @@ pub(crate) fn append_key(path: &str, key: &str) -> String {
     }
 }
 
-impl<'a> Fields<'a> {
+impl<'a> MapFields<'a> {
     /// Returns the map itself.
     pub(crate) fn map_field(&self) -> &Field<'a> {
         &self.here
@@ -539,7 +541,7 @@ impl<'a> Fields<'a> {
     /// Returns a field, or `None` if it is absent or null.
     pub(crate) fn find(&self, key: &str) -> Option<&Field<'a>> {
         let (_, field) = self.entries.iter().find(|(name, _)| *name == key)?;
-        (!matches!(field.node.value, Value::Null)).then_some(field)
+        (!matches!(field.node.value, NodeValue::Null)).then_some(field)
     }
 
     /// Returns a required field.
@@ -564,19 +566,19 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects a known but unsupported field if it has a value.
-    pub(crate) fn reject_unsupported(&self, key: &str, why: &str, hint: &str) {
+    pub(crate) fn reject_unsupported(&self, key: &str, reason: &str, hint: &str) {
         let Some(field) = self.find(key) else { return };
         let says_nothing = match field.value() {
-            Value::List(list) => list.is_empty(),
-            Value::Map(map) => map.is_empty(),
-            Value::Text(text) => text.is_empty(),
-            Value::Boolean(value) => !value,
-            Value::Number(text) => text == "0",
-            Value::Null => true,
-            Value::MergeKey | Value::Tagged(_) => false,
+            NodeValue::List(list) => list.is_empty(),
+            NodeValue::Map(map) => map.is_empty(),
+            NodeValue::Text(text) => text.is_empty(),
+            NodeValue::Boolean(value) => !value,
+            NodeValue::Number(text) => text == "0",
+            NodeValue::Null => true,
+            NodeValue::MergeKey | NodeValue::Tagged(_) => false,
         };
         if !says_nothing {
-            field.reject(why, hint);
+            field.reject(reason, hint);
         }
     }
 }

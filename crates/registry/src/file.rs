@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use leno_model::{Change, Object, ObjectKey};
 
-use crate::document::{Mark, Node, parse_documents};
-use crate::kinds::{self, Identity};
+use crate::document::{DocumentNode, TextPosition, parse_documents};
+use crate::kinds::{self, DeclaredIdentity};
 use crate::lint::lint_objects;
 use crate::outline::dns_record;
-use crate::rejected::{Place, Rejected, Warning};
-use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Scan, scan_paths};
+use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
+use crate::scan::{
+    self, ContentMode, DirectoryIdentity, FILE_BYTES_MAX, FileContent, Scan, scan_paths,
+};
 
 /// Objects from YAML files and directories.
 ///
@@ -24,9 +26,9 @@ use crate::scan::{self, Content, Contents, DirectoryIdentity, FILE_BYTES_MAX, Sc
 #[derive(Debug)]
 pub struct FileSource {
     paths: Vec<PathBuf>,
-    files: BTreeMap<PathBuf, Vec<Held>>,
+    files: BTreeMap<PathBuf, Vec<ValidDocument>>,
     /// Files that may be partially written.
-    doubts: BTreeMap<PathBuf, Doubt>,
+    uncertain_files: BTreeMap<PathBuf, UncertainFile>,
     /// The identities of directories that have had entries.
     directories: BTreeMap<PathBuf, DirectoryIdentity>,
     /// The time of the next reading while a path is missing: a mount causes no event.
@@ -37,25 +39,25 @@ pub struct FileSource {
 
 /// The result of reading all files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Update {
+pub struct RegistryUpdate {
     /// The changes since the last report: removals first, then additions and updates.
     pub changes: Vec<Change>,
     /// All current rejections, including those reported before.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<RejectedDocument>,
     /// All current warnings.
     pub warnings: Vec<Warning>,
     /// The number of objects in force.
     pub objects: usize,
     /// The file locations of the objects in force.
-    pub locations: Vec<Located>,
+    pub locations: Vec<ObjectLocation>,
     /// The time of the first file system event that caused this reading, if any.
     pub noticed: Option<Instant>,
 }
 
-impl Update {
+impl RegistryUpdate {
     /// Returns the rejections that may hide the mesh's `MeshConfig` on a first reading: there is no previous
     /// state then, and the default policy is `allow`.
-    pub fn mesh_config_in_doubt(&self) -> impl Iterator<Item = &Rejected> {
+    pub fn mesh_config_in_doubt(&self) -> impl Iterator<Item = &RejectedDocument> {
         let known = self.changes.iter().any(|c| matches!(c, Change::Upsert(Object::MeshConfig(_))));
         self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
             Some(kind) => kinds::means_mesh_config(kind),
@@ -67,7 +69,7 @@ impl Update {
 
 /// The location of an object in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Located {
+pub struct ObjectLocation {
     /// The object.
     pub key: ObjectKey,
     /// The file.
@@ -78,16 +80,16 @@ pub struct Located {
 
 /// A valid document of a file.
 #[derive(Debug, Clone)]
-struct Held {
+struct ValidDocument {
     key: ObjectKey,
     object: Object,
-    mark: Mark,
+    position: TextPosition,
     warnings: Vec<Warning>,
 }
 
 /// A file that lost objects and is possibly being written.
 #[derive(Debug)]
-struct Doubt {
+struct UncertainFile {
     /// The text as read.
     text: String,
     /// The time at which this text was first read.
@@ -96,7 +98,7 @@ struct Doubt {
     began: Instant,
 }
 
-impl Doubt {
+impl UncertainFile {
     fn from_reading(text: String, earlier: Option<Self>, now: Instant) -> Self {
         match earlier {
             Some(earlier) if earlier.text == text => earlier,
@@ -114,10 +116,10 @@ impl Doubt {
 /// Reads the documents of a text. Returns the objects with the first lines of their documents, and the
 /// rejections. The second definition of an object is rejected.
 #[must_use]
-pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<Rejected>) {
+pub fn read_str(name: &str, text: &str) -> (Vec<(Object, u32)>, Vec<RejectedDocument>) {
     let reading = FileReading::from_text(name, text, &[]);
     let objects = reading.held.into_iter();
-    (objects.map(|held| (held.object, held.mark.line)).collect(), reading.rejected)
+    (objects.map(|held| (held.object, held.position.line)).collect(), reading.rejected)
 }
 
 impl FileSource {
@@ -127,7 +129,7 @@ impl FileSource {
         Self {
             paths,
             files: BTreeMap::new(),
-            doubts: BTreeMap::new(),
+            uncertain_files: BTreeMap::new(),
             directories: BTreeMap::new(),
             missing_again_at: None,
             reported: BTreeMap::new(),
@@ -137,25 +139,29 @@ impl FileSource {
     /// Returns the files of a path that a source would read.
     #[must_use]
     pub fn list_files(path: &Path) -> Vec<PathBuf> {
-        scan_paths(&[path.to_owned()], Contents::Skip).files.into_keys().collect()
+        scan_paths(&[path.to_owned()], ContentMode::Skip).files.into_keys().collect()
     }
 
     /// Reads everything now and returns the changes since the last report. Every file is accepted as it is.
-    pub fn reload(&mut self) -> Update {
-        let scan = scan_paths(&self.paths, Contents::Read);
+    pub fn reload(&mut self) -> RegistryUpdate {
+        let scan = scan_paths(&self.paths, ContentMode::Read);
         self.apply_scan(scan, None)
     }
 
     /// As [`FileSource::reload`], but a file that is empty or truncated, and so possibly being written, keeps
     /// its objects until another reading finds it unchanged.
-    pub(crate) fn reload_warily(&mut self, now: Instant) -> Update {
-        let scan = scan_paths(&self.paths, Contents::Read);
+    pub(crate) fn reload_warily(&mut self, now: Instant) -> RegistryUpdate {
+        let scan = scan_paths(&self.paths, ContentMode::Read);
         self.apply_scan(scan, Some(now))
     }
 
     /// Returns the time of the next reading that is due regardless of events.
     pub(crate) fn again_at(&self) -> Option<Instant> {
-        self.doubts.values().map(Doubt::accepted_at).chain(self.missing_again_at).min()
+        self.uncertain_files
+            .values()
+            .map(UncertainFile::accepted_at)
+            .chain(self.missing_again_at)
+            .min()
     }
 
     /// Returns the objects in force.
@@ -165,12 +171,12 @@ impl FileSource {
 
     /// Returns the locations of the objects in force.
     #[must_use]
-    pub fn object_locations(&self) -> Vec<Located> {
+    pub fn object_locations(&self) -> Vec<ObjectLocation> {
         let located = |(key, (_, file)): (&ObjectKey, &(Object, PathBuf))| {
-            Some(Located {
+            Some(ObjectLocation {
                 key: key.clone(),
                 file: file.clone(),
-                line: self.find_held(file, key)?.mark.line,
+                line: self.find_held(file, key)?.position.line,
             })
         };
         self.reported.iter().filter_map(located).collect()
@@ -182,10 +188,10 @@ impl FileSource {
         let objects: Vec<Object> = self.objects().cloned().collect();
         let mut warnings = lint_objects(&objects);
         warnings.extend(objects.iter().filter_map(only_in_clusters));
-        let places: BTreeMap<String, Located> = self
+        let places: BTreeMap<String, ObjectLocation> = self
             .object_locations()
             .into_iter()
-            .map(|located| (object_text(&Place::for_object(&located.key, "")), located))
+            .map(|located| (object_text(&DocumentLocation::for_object(&located.key, "")), located))
             .collect();
         let mut lines = FieldLines::default();
         for warning in &mut warnings {
@@ -203,13 +209,13 @@ impl FileSource {
         &self.paths
     }
 
-    fn find_held(&self, file: &Path, key: &ObjectKey) -> Option<&Held> {
+    fn find_held(&self, file: &Path, key: &ObjectKey) -> Option<&ValidDocument> {
         let held = self.files.get(file)?;
         held.iter().find(|held| held.key == *key)
     }
 
     /// Applies a scan; `wary` is the time of the reading if incomplete files are kept back.
-    fn apply_scan(&mut self, mut scan: Scan, wary: Option<Instant>) -> Update {
+    fn apply_scan(&mut self, mut scan: Scan, wary: Option<Instant>) -> RegistryUpdate {
         self.keep_replaced(&mut scan);
         for link in std::mem::take(&mut scan.dangling) {
             if self.holds_below(&link) {
@@ -218,11 +224,11 @@ impl FileSource {
         }
         let (mut rejected, odd_names) = (scan.rejected, scan.warnings);
         let mut before = std::mem::take(&mut self.files);
-        let mut doubts = std::mem::take(&mut self.doubts);
+        let mut uncertain_files = std::mem::take(&mut self.uncertain_files);
         for (path, content) in scan.files {
             let previous = before.remove(&path).unwrap_or_default();
             let held = match content {
-                Content::Text(text) => {
+                FileContent::Text(text) => {
                     let reading =
                         FileReading::from_text(&path.display().to_string(), &text, &previous);
                     rejected.extend(reading.rejected);
@@ -232,20 +238,21 @@ impl FileSource {
                         && !lost.is_empty()
                         && looks_unfinished(&text)
                     {
-                        let doubt = Doubt::from_reading(text, doubts.remove(&path), now);
+                        let doubt =
+                            UncertainFile::from_reading(text, uncertain_files.remove(&path), now);
                         if now < doubt.accepted_at() {
                             held.extend(lost);
-                            self.doubts.insert(path.clone(), doubt);
+                            self.uncertain_files.insert(path.clone(), doubt);
                         }
                     }
                     held
                 }
-                Content::Unreadable(refusal) => {
-                    rejected.push(refusal);
+                FileContent::Unreadable(rejection) => {
+                    rejected.push(rejection);
                     previous
                 }
                 // It was listed a moment ago; the next reading decides.
-                Content::Absent => {
+                FileContent::Absent => {
                     scan.missing = true;
                     previous
                 }
@@ -263,7 +270,7 @@ impl FileSource {
         self.reported = current;
         rejected.sort();
         let (objects, locations) = (self.reported.len(), self.object_locations());
-        Update { changes, rejected, warnings, objects, locations, noticed: None }
+        RegistryUpdate { changes, rejected, warnings, objects, locations, noticed: None }
     }
 
     /// Keeps the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
@@ -299,9 +306,9 @@ impl FileSource {
     /// Selects one definition of each object and rejects the others.
     fn resolve_duplicates(
         &self,
-        rejected: &mut Vec<Rejected>,
+        rejected: &mut Vec<RejectedDocument>,
     ) -> (BTreeMap<ObjectKey, (Object, PathBuf)>, Vec<Warning>) {
-        let mut chosen: BTreeMap<&ObjectKey, (&PathBuf, &Held)> = BTreeMap::new();
+        let mut chosen: BTreeMap<&ObjectKey, (&PathBuf, &ValidDocument)> = BTreeMap::new();
         let mut refused = Vec::new();
         for (path, held) in
             self.files.iter().flat_map(|(path, all)| all.iter().map(move |held| (path, held)))
@@ -322,7 +329,7 @@ impl FileSource {
         }
         for (path, held) in refused {
             if let Some((file, first)) = chosen.get(&held.key) {
-                let first = format!("{}:{}", file.display(), first.mark.line);
+                let first = format!("{}:{}", file.display(), first.position.line);
                 rejected.push(duplicate_rejection(&path.display().to_string(), held, &first));
             }
         }
@@ -338,47 +345,51 @@ impl FileSource {
 }
 
 /// Returns the documents currently in a file; none if it cannot be read.
-fn read_documents(file: &Path) -> Vec<Node> {
+fn read_documents(file: &Path) -> Vec<DocumentNode> {
     match scan::read(file, &mut FILE_BYTES_MAX.clone()) {
-        Content::Text(text) => parse_documents(&text).unwrap_or_default(),
-        Content::Unreadable(_) | Content::Absent => Vec::new(),
+        FileContent::Text(text) => parse_documents(&text).unwrap_or_default(),
+        FileContent::Unreadable(_) | FileContent::Absent => Vec::new(),
     }
 }
 
 /// The result of reading one file.
 struct FileReading {
-    held: Vec<Held>,
-    rejected: Vec<Rejected>,
+    held: Vec<ValidDocument>,
+    rejected: Vec<RejectedDocument>,
 }
 
 impl FileReading {
-    fn from_text(file: &str, text: &str, previous: &[Held]) -> Self {
+    fn from_text(file: &str, text: &str, previous: &[ValidDocument]) -> Self {
         let nodes = match parse_documents(text) {
             Ok(nodes) => nodes,
             Err(error) => {
-                let at = Place {
+                let at = DocumentLocation {
                     file: Some(file.to_owned()),
-                    line: Some(error.mark.line),
-                    column: Some(error.mark.column),
-                    ..Place::default()
+                    line: Some(error.position.line),
+                    column: Some(error.position.column),
+                    ..DocumentLocation::default()
                 };
                 return Self {
                     held: previous.to_vec(),
-                    rejected: vec![Rejected { at, problem: error.problem, hint: error.hint }],
+                    rejected: vec![RejectedDocument {
+                        at,
+                        problem: error.problem,
+                        hint: error.hint,
+                    }],
                 };
             }
         };
         let mut reading = Self { held: Vec::new(), rejected: Vec::new() };
         let mut lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
-        let mut bad: Vec<Identity> = Vec::new();
+        let mut bad: Vec<DeclaredIdentity> = Vec::new();
         for node in &nodes {
             let document = kinds::read(Some(file), node);
             match document.outcome {
                 Ok(good) => {
-                    let held = Held {
+                    let held = ValidDocument {
                         key: good.object.object_key(),
                         object: good.object,
-                        mark: document.mark,
+                        position: document.position,
                         warnings: good.warnings,
                     };
                     reading.add_held(file, held, &mut lines);
@@ -393,21 +404,21 @@ impl FileReading {
         reading
     }
 
-    fn add_held(&mut self, file: &str, held: Held, lines: &mut BTreeMap<ObjectKey, u32>) {
+    fn add_held(&mut self, file: &str, held: ValidDocument, lines: &mut BTreeMap<ObjectKey, u32>) {
         match lines.get(&held.key) {
             Some(line) => {
                 let first = format!("{file}:{line}");
                 self.rejected.push(duplicate_rejection(file, &held, &first));
             }
             None => {
-                lines.insert(held.key.clone(), held.mark.line);
+                lines.insert(held.key.clone(), held.position.line);
                 self.held.push(held);
             }
         }
     }
 
     /// Keeps the last good version of the objects that rejected documents may define.
-    fn retain_previous(&mut self, previous: &[Held], bad: &[Identity]) {
+    fn retain_previous(&mut self, previous: &[ValidDocument], bad: &[DeclaredIdentity]) {
         if bad.is_empty() {
             return;
         }
@@ -420,7 +431,7 @@ impl FileReading {
 }
 
 /// Returns the objects that were held before and no longer are.
-fn lost_objects(previous: &[Held], held: &[Held]) -> Vec<Held> {
+fn lost_objects(previous: &[ValidDocument], held: &[ValidDocument]) -> Vec<ValidDocument> {
     let keys: BTreeSet<&ObjectKey> = held.iter().map(|held| &held.key).collect();
     previous.iter().filter(|held| !keys.contains(&held.key)).cloned().collect()
 }
@@ -430,11 +441,11 @@ fn looks_unfinished(text: &str) -> bool {
     text.trim().is_empty() || !text.ends_with('\n')
 }
 
-fn duplicate_rejection(file: &str, held: &Held, first: &str) -> Rejected {
-    let mut at = Place::for_object(&held.key, "metadata.name");
+fn duplicate_rejection(file: &str, held: &ValidDocument, first: &str) -> RejectedDocument {
+    let mut at = DocumentLocation::for_object(&held.key, "metadata.name");
     at.file = Some(file.to_owned());
-    at.line = Some(held.mark.line);
-    at.column = Some(held.mark.column);
+    at.line = Some(held.position.line);
+    at.column = Some(held.position.column);
     let (problem, hint) = match held.key {
         ObjectKey::MeshConfig => {
             let problem = format!("a mesh has one MeshConfig, and {first} is in force");
@@ -442,7 +453,7 @@ fn duplicate_rejection(file: &str, held: &Held, first: &str) -> Rejected {
         }
         _ => (format!("is already defined at {first}"), "remove one of the two, or rename it"),
     };
-    Rejected { at, problem, hint: hint.to_owned() }
+    RejectedDocument { at, problem, hint: hint.to_owned() }
 }
 
 fn compare_objects(
@@ -460,23 +471,23 @@ fn compare_objects(
 
 /// The lines of fields. Files are read again for it, because field lines are not kept.
 #[derive(Debug, Default)]
-pub struct FieldLines(BTreeMap<PathBuf, Vec<Node>>);
+pub struct FieldLines(BTreeMap<PathBuf, Vec<DocumentNode>>);
 
 impl FieldLines {
     /// Returns the line of a field in the document that begins at this line of a file; for an absent field, the
     /// line of its parent. Reads the file.
     pub fn line_of(&mut self, file: &Path, document: u32, field: &str) -> Option<u32> {
         let documents = self.0.entry(file.to_owned()).or_insert_with(|| read_documents(file));
-        let document = documents.iter().find(|found| found.mark.line == document)?;
+        let document = documents.iter().find(|found| found.position.line == document)?;
         Some(dns_record(document, field).line)
     }
 }
 
 /// Adds file and line to warnings without them: those of the document that defines the object.
-pub fn locate_warnings(warnings: &mut [Warning], locations: &[Located]) {
-    let places: BTreeMap<String, &Located> = locations
+pub fn locate_warnings(warnings: &mut [Warning], locations: &[ObjectLocation]) {
+    let places: BTreeMap<String, &ObjectLocation> = locations
         .iter()
-        .map(|located| (object_text(&Place::for_object(&located.key, "")), located))
+        .map(|located| (object_text(&DocumentLocation::for_object(&located.key, "")), located))
         .collect();
     for warning in warnings.iter_mut().filter(|warning| warning.at.file.is_none()) {
         let Some(located) = places.get(&object_text(&warning.at)) else { continue };
@@ -486,7 +497,7 @@ pub fn locate_warnings(warnings: &mut [Warning], locations: &[Located]) {
 }
 
 /// Returns the object of a location as text.
-fn object_text(place: &Place) -> String {
+fn object_text(place: &DocumentLocation) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{} {}/{}", part(&place.kind), part(&place.namespace), part(&place.name))
 }
@@ -503,7 +514,7 @@ const REMEDY_REPLACED: &str = "mount or fill it; until then its last content sta
 /// Warns about objects that have no effect in a mesh configured by files.
 fn only_in_clusters(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
-        at: Place::for_object(&object.object_key(), "spec.secret"),
+        at: DocumentLocation::for_object(&object.object_key(), "spec.secret"),
         problem:
             "is written only by control planes in Kubernetes, not in a mesh configured by files"
                 .to_owned(),

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::document::{Mark, Node, Value};
-use crate::field::Note;
+use crate::document::{DocumentNode, NodeValue, TextPosition};
+use crate::field::FieldDiagnostic;
 
 /// A replacement proposed by a hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,25 +28,25 @@ pub(crate) type MapEntries = Vec<(&'static str, Option<&'static str>)>;
 /// Applies each literal hint of a document's problems once: if the replacement is rejected as well, the problem
 /// of the replacement is reported instead. `read` returns the problems of a document.
 pub(crate) fn apply_hints(
-    node: &Node,
-    problems: Vec<Note>,
-    read: impl Fn(&Node) -> Vec<Note>,
-) -> Vec<Note> {
+    node: &DocumentNode,
+    problems: Vec<FieldDiagnostic>,
+    read: impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
+) -> Vec<FieldDiagnostic> {
     let mut maps_left = MAPS_TRIED_MAX;
-    let mut shown: Vec<Note> = Vec::new();
+    let mut shown: Vec<FieldDiagnostic> = Vec::new();
     let explained = caused_by_misspelling(node, &problems, &read);
-    for (index, note) in problems.into_iter().enumerate() {
+    for (index, diagnostic) in problems.into_iter().enumerate() {
         if explained.contains(&index) {
             continue;
         }
-        for note in followed_note(node, note, &read, &mut maps_left) {
-            let is_known = |known: &Note| {
-                known.field == note.field
-                    && known.problem == note.problem
-                    && known.hint == note.hint
+        for diagnostic in followed_note(node, diagnostic, &read, &mut maps_left) {
+            let is_known = |known: &FieldDiagnostic| {
+                known.field == diagnostic.field
+                    && known.problem == diagnostic.problem
+                    && known.hint == diagnostic.hint
             };
             if !shown.iter().any(is_known) {
-                shown.push(note);
+                shown.push(diagnostic);
             }
         }
     }
@@ -56,31 +56,31 @@ pub(crate) fn apply_hints(
 /// Selects the problems caused only by a misspelled key: the missing key, and the enclosing map if it has no
 /// other.
 fn caused_by_misspelling(
-    node: &Node,
-    problems: &[Note],
-    read: &impl Fn(&Node) -> Vec<Note>,
+    node: &DocumentNode,
+    problems: &[FieldDiagnostic],
+    read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
 ) -> BTreeSet<usize> {
     let mut explained = BTreeSet::new();
-    for note in problems {
-        let Some(replacement @ Replacement::Key(_)) = &note.replacement else { continue };
-        let path = path_after(&note.field, replacement);
-        let is_around = |other: &Note| {
-            let rest = note.field.strip_prefix(&other.field);
+    for diagnostic in problems {
+        let Some(replacement @ Replacement::Key(_)) = &diagnostic.replacement else { continue };
+        let path = path_after(&diagnostic.field, replacement);
+        let is_around = |other: &FieldDiagnostic| {
+            let rest = diagnostic.field.strip_prefix(&other.field);
             other.field == path
                 || other.field.is_empty()
                 || rest.is_some_and(|rest| rest.starts_with(['.', '[']))
         };
         let around = problems.iter().enumerate().filter(|(_, other)| is_around(other));
-        let around: Vec<(usize, &Note)> = around.collect();
+        let around: Vec<(usize, &FieldDiagnostic)> = around.collect();
         let mut changed = node.clone();
-        if around.is_empty() || !apply_replacement(&mut changed, &note.field, replacement) {
+        if around.is_empty() || !apply_replacement(&mut changed, &diagnostic.field, replacement) {
             continue;
         }
         let left = read(&changed);
         if left.iter().any(|left| left.problem.starts_with(GIVEN_TWICE)) {
             continue;
         }
-        let is_left = |other: &Note| {
+        let is_left = |other: &FieldDiagnostic| {
             left.iter().any(|left| left.field == other.field && left.problem == other.problem)
         };
         explained.extend(around.iter().filter(|(_, other)| !is_left(other)).map(|(at, _)| *at));
@@ -89,43 +89,46 @@ fn caused_by_misspelling(
 }
 
 fn followed_note(
-    node: &Node,
-    note: Note,
-    read: &impl Fn(&Node) -> Vec<Note>,
+    node: &DocumentNode,
+    diagnostic: FieldDiagnostic,
+    read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
     maps_left: &mut usize,
-) -> Vec<Note> {
-    let Some(replacement) = note.replacement.clone() else { return vec![note] };
+) -> Vec<FieldDiagnostic> {
+    let Some(replacement) = diagnostic.replacement.clone() else { return vec![diagnostic] };
     if let Replacement::Map { shown, candidates } = replacement {
-        return vec![with_map(node, note, &shown, candidates, read, maps_left)];
+        return vec![with_map(node, diagnostic, &shown, candidates, read, maps_left)];
     }
-    let path = path_after(&note.field, &replacement);
+    let path = path_after(&diagnostic.field, &replacement);
     let mut changed = node.clone();
-    if !apply_replacement(&mut changed, &note.field, &replacement) {
-        return vec![note];
+    if !apply_replacement(&mut changed, &diagnostic.field, &replacement) {
+        return vec![diagnostic];
     }
-    let is_below = |other: &Note| {
+    let is_below = |other: &FieldDiagnostic| {
         let rest = other.field.strip_prefix(&path);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
     };
-    let mut next: Vec<Note> = read(&changed).into_iter().filter(is_below).collect();
-    for note in &mut next {
+    let mut next: Vec<FieldDiagnostic> = read(&changed).into_iter().filter(is_below).collect();
+    for diagnostic in &mut next {
         // Maps are tried only in the unmodified document.
-        note.replacement.take_if(|it| matches!(it, Replacement::Map { .. }));
+        diagnostic.replacement.take_if(|it| matches!(it, Replacement::Map { .. }));
     }
     match replacement {
-        Replacement::Key(key) if next.iter().any(|note| note.problem.starts_with(GIVEN_TWICE)) => {
+        Replacement::Key(key)
+            if next.iter().any(|diagnostic| diagnostic.problem.starts_with(GIVEN_TWICE)) =>
+        {
             let hint = format!("remove it: `{key}` is also present");
-            vec![Note { hint, replacement: None, ..note }]
+            vec![FieldDiagnostic { hint, replacement: None, ..diagnostic }]
         }
         // The name is correct then, and the value is wrong as well.
-        Replacement::Key(_) => with_value(note, &path, next),
-        _ if next.is_empty() => vec![note],
+        Replacement::Key(_) => with_value(diagnostic, &path, next),
+        _ if next.is_empty() => vec![diagnostic],
         Replacement::Quoted => {
             // The document has no quotes there.
-            let quoted = format!("\"{}\"", note.problem.split(' ').next().unwrap_or_default());
-            for note in &mut next {
-                if let Some(rest) = note.problem.strip_prefix(&quoted) {
-                    note.problem = format!("{}{rest}", quoted.trim_matches('"'));
+            let quoted =
+                format!("\"{}\"", diagnostic.problem.split(' ').next().unwrap_or_default());
+            for diagnostic in &mut next {
+                if let Some(rest) = diagnostic.problem.strip_prefix(&quoted) {
+                    diagnostic.problem = format!("{}{rest}", quoted.trim_matches('"'));
                 }
             }
             next
@@ -135,41 +138,45 @@ fn followed_note(
 }
 
 /// Combines the diagnostic of a misspelled key with those of its value, under the key as written.
-fn with_value(mut note: Note, path: &str, next: Vec<Note>) -> Vec<Note> {
+fn with_value(
+    mut diagnostic: FieldDiagnostic,
+    path: &str,
+    next: Vec<FieldDiagnostic>,
+) -> Vec<FieldDiagnostic> {
     let mut below = Vec::new();
     for mut value in next {
         if value.field != path {
             let rest = value.field.strip_prefix(path).unwrap_or_default();
-            value.field = format!("{}{rest}", note.field);
+            value.field = format!("{}{rest}", diagnostic.field);
             below.push(value);
             continue;
         }
         let subject = if value.problem.starts_with("is ") { "Its value " } else { "" };
-        note.hint.push_str(&format!(" {subject}{}: {}", value.problem, value.hint));
+        diagnostic.hint.push_str(&format!(" {subject}{}: {}", value.problem, value.hint));
     }
-    below.insert(0, note);
+    below.insert(0, diagnostic);
     below
 }
 
 /// Completes a diagnostic about a scalar in place of a map with the first accepted map.
 fn with_map(
-    node: &Node,
-    note: Note,
+    node: &DocumentNode,
+    diagnostic: FieldDiagnostic,
     shown: &str,
     candidates: Vec<MapEntries>,
-    read: &impl Fn(&Node) -> Vec<Note>,
+    read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
     maps_left: &mut usize,
-) -> Note {
+) -> FieldDiagnostic {
     let accepted = candidates.into_iter().find(|entries| {
         let replacement =
             Replacement::Map { shown: String::new(), candidates: vec![entries.clone()] };
         let mut changed = node.clone();
-        if *maps_left == 0 || !apply_replacement(&mut changed, &note.field, &replacement) {
+        if *maps_left == 0 || !apply_replacement(&mut changed, &diagnostic.field, &replacement) {
             return false;
         }
         *maps_left -= 1;
-        let is_below = |other: &Note| {
-            let rest = other.field.strip_prefix(&note.field);
+        let is_below = |other: &FieldDiagnostic| {
+            let rest = other.field.strip_prefix(&diagnostic.field);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
         };
         !read(&changed).iter().any(is_below)
@@ -180,9 +187,9 @@ fn with_map(
                 entries.iter().map(|(key, text)| format!("{key}: {}", text.unwrap_or(shown)));
             format!("write a map, such as {{{}}}", entries.collect::<Vec<_>>().join(", "))
         }
-        None => note.hint,
+        None => diagnostic.hint,
     };
-    Note { hint, replacement: None, ..note }
+    FieldDiagnostic { hint, replacement: None, ..diagnostic }
 }
 
 /// Returns the path of a value after a hint is applied.
@@ -201,22 +208,26 @@ fn parent_path(path: &str) -> &str {
 }
 
 /// Applies a hint to a document; false if the path does not exist.
-pub(crate) fn apply_replacement(node: &mut Node, path: &str, replacement: &Replacement) -> bool {
+pub(crate) fn apply_replacement(
+    node: &mut DocumentNode,
+    path: &str,
+    replacement: &Replacement,
+) -> bool {
     replace_below(node, "", (path, replacement))
 }
 
-fn replace_below(node: &mut Node, here: &str, wanted: (&str, &Replacement)) -> bool {
+fn replace_below(node: &mut DocumentNode, here: &str, wanted: (&str, &Replacement)) -> bool {
     let (path, replacement) = wanted;
     if here == path && !matches!(replacement, Replacement::Key(_)) {
         return replace_scalar(&mut node.value, replacement);
     }
     match &mut node.value {
-        Value::List(list) => list.iter_mut().enumerate().any(|(index, node)| {
+        NodeValue::List(list) => list.iter_mut().enumerate().any(|(index, node)| {
             let here = format!("{here}[{index}]");
             path.starts_with(&here) && replace_below(node, &here, wanted)
         }),
-        Value::Map(map) => map.iter_mut().any(|(key, node)| {
-            let Value::Text(word) = &mut key.value else { return false };
+        NodeValue::Map(map) => map.iter_mut().any(|(key, node)| {
+            let NodeValue::Text(word) = &mut key.value else { return false };
             let here = crate::field::append_key(here, word);
             if let Replacement::Key(other) = replacement
                 && here == path
@@ -230,21 +241,22 @@ fn replace_below(node: &mut Node, here: &str, wanted: (&str, &Replacement)) -> b
     }
 }
 
-fn replace_scalar(value: &mut Value, replacement: &Replacement) -> bool {
+fn replace_scalar(value: &mut NodeValue, replacement: &Replacement) -> bool {
     let replaced = match (&*value, replacement) {
-        (Value::Number(text), Replacement::Quoted) => Value::Text(text.clone()),
-        (Value::Boolean(value), Replacement::Quoted) => Value::Text(value.to_string()),
-        (Value::Text(text), Replacement::Unquoted) => Value::Number(text.clone()),
-        (_, Replacement::Text(text)) => Value::Text(text.clone()),
-        (_, Replacement::Number(text)) => Value::Number(text.clone()),
+        (NodeValue::Number(text), Replacement::Quoted) => NodeValue::Text(text.clone()),
+        (NodeValue::Boolean(value), Replacement::Quoted) => NodeValue::Text(value.to_string()),
+        (NodeValue::Text(text), Replacement::Unquoted) => NodeValue::Number(text.clone()),
+        (_, Replacement::Text(text)) => NodeValue::Text(text.clone()),
+        (_, Replacement::Number(text)) => NodeValue::Number(text.clone()),
         (scalar, Replacement::Map { candidates, .. }) => {
             let [entries] = &candidates[..] else { return false };
-            let node = |value| Node { mark: Mark::default(), value };
+            let node = |value| DocumentNode { position: TextPosition::default(), value };
             let entry = |(key, text): &(&str, Option<&str>)| {
-                let value = text.map_or_else(|| scalar.clone(), |it| Value::Text(it.to_owned()));
-                (node(Value::Text((*key).to_owned())), node(value))
+                let value =
+                    text.map_or_else(|| scalar.clone(), |it| NodeValue::Text(it.to_owned()));
+                (node(NodeValue::Text((*key).to_owned())), node(value))
             };
-            Value::Map(entries.iter().map(entry).collect())
+            NodeValue::Map(entries.iter().map(entry).collect())
         }
         _ => return false,
     };

@@ -3,16 +3,16 @@
 use leno_model::Object;
 use serde_json::Value as Json;
 
-use crate::document::{Mark, Node, Value};
+use crate::document::{DocumentNode, NodeValue, TextPosition};
 use crate::kinds::{self, gateway_route::GatewayRoute};
-use crate::rejected::{Rejected, Warning};
+use crate::rejected::{RejectedDocument, Warning};
 
 /// Reads one complete object: `apiVersion`, `kind`, `metadata` and `spec`. Locations contain the object and the
 /// field, but no file and line.
 ///
 /// # Errors
 /// All problems of the object; at least one rejection.
-pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>> {
+pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<RejectedDocument>> {
     let good = kinds::read(None, &to_node(object)).outcome?;
     Ok((good.object, good.warnings))
 }
@@ -22,29 +22,31 @@ pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<Rejected>>
 ///
 /// # Errors
 /// All problems of the object; at least one rejection.
-pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<Rejected>> {
+pub fn read_gateway_route(object: &Json) -> Result<GatewayRoute, Vec<RejectedDocument>> {
     kinds::read_gateway_route(&to_node(object))
 }
 
 /// The parser of the value has bounded its depth.
-fn to_node(json: &Json) -> Node {
+fn to_node(json: &Json) -> DocumentNode {
     let value = match json {
-        Json::Null => Value::Null,
-        Json::Bool(value) => Value::Boolean(*value),
-        Json::Number(number) => Value::Number(number.to_string()),
-        Json::String(text) => Value::Text(text.clone()),
-        Json::Array(list) => Value::List(list.iter().map(to_node).collect()),
-        Json::Object(map) => Value::Map(
+        Json::Null => NodeValue::Null,
+        Json::Bool(value) => NodeValue::Boolean(*value),
+        Json::Number(number) => NodeValue::Number(number.to_string()),
+        Json::String(text) => NodeValue::Text(text.clone()),
+        Json::Array(list) => NodeValue::List(list.iter().map(to_node).collect()),
+        Json::Object(map) => NodeValue::Map(
             map.iter()
-                .map(|(key, value)| (unpositioned_node(Value::Text(key.clone())), to_node(value)))
+                .map(|(key, value)| {
+                    (unpositioned_node(NodeValue::Text(key.clone())), to_node(value))
+                })
                 .collect(),
         ),
     };
     unpositioned_node(value)
 }
 
-fn unpositioned_node(value: Value) -> Node {
-    Node { mark: Mark::default(), value }
+fn unpositioned_node(value: NodeValue) -> DocumentNode {
+    DocumentNode { position: TextPosition::default(), value }
 }
 
 #[cfg(test)]

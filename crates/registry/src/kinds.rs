@@ -50,55 +50,65 @@ use std::collections::BTreeMap;
 use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
 
 use self::gateway_route::GatewayRoute;
-use crate::document::{LIST_FIELDS, Mark, Node, Value};
-use crate::field::{Field, Fields, Note, Notes};
+use crate::document::{DocumentNode, LIST_FIELDS, NodeValue, TextPosition};
+use crate::field::{DiagnosticCollector, Field, FieldDiagnostic, MapFields};
 use crate::foreign::{our_kind, replacement_hint};
 use crate::hint;
-use crate::rejected::{Place, Rejected, Warning};
+use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 use crate::suggest::{closest_word, one_of};
 
 /// Reads one document, from a file or an API server.
-pub(crate) fn read(file: Option<&str>, node: &Node) -> Reading {
-    let notes = Notes::for_file(file);
-    let object = read_object(&Field::root(node, &notes), &notes);
-    let refused = notes.is_rejected();
-    let (problems, warnings) = notes.into_parts();
+pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
+    let diagnostics = DiagnosticCollector::for_file(file);
+    let object = read_object(&Field::root(node, &diagnostics), &diagnostics);
+    let refused = diagnostics.is_rejected();
+    let (problems, warnings) = diagnostics.into_parts();
     let problems = hint::apply_hints(node, problems, |node| find_problems(file, node));
-    let identity = Identity::from_node(node);
-    let place = |note: &Note| identity.diagnostic_place(file, note);
+    let identity = DeclaredIdentity::from_node(node);
+    let place = |diagnostic: &FieldDiagnostic| identity.diagnostic_place(file, diagnostic);
     let outcome = match object {
-        Some(object) if !refused => Ok(Good {
+        Some(object) if !refused => Ok(AcceptedDocument {
             object,
             warnings: warnings
                 .into_iter()
-                .map(|note| Warning { at: place(&note), problem: note.problem, hint: note.hint })
+                .map(|diagnostic| Warning {
+                    at: place(&diagnostic),
+                    problem: diagnostic.problem,
+                    hint: diagnostic.hint,
+                })
                 .collect(),
         }),
         _ => Err(problems
             .into_iter()
-            .map(|note| Rejected { at: place(&note), problem: note.problem, hint: note.hint })
+            .map(|diagnostic| RejectedDocument {
+                at: place(&diagnostic),
+                problem: diagnostic.problem,
+                hint: diagnostic.hint,
+            })
             .collect()),
     };
-    Reading { mark: node.mark, identity, outcome }
+    DocumentReading { position: node.position, identity, outcome }
 }
 
 /// Returns the problems of one document.
-pub(crate) fn find_problems(file: Option<&str>, node: &Node) -> Vec<Note> {
-    let notes = Notes::for_file(file);
-    drop(read_object(&Field::root(node, &notes), &notes));
-    notes.into_parts().0
+pub(crate) fn find_problems(file: Option<&str>, node: &DocumentNode) -> Vec<FieldDiagnostic> {
+    let diagnostics = DiagnosticCollector::for_file(file);
+    drop(read_object(&Field::root(node, &diagnostics), &diagnostics));
+    diagnostics.into_parts().0
 }
 
 /// Reads a complete Gateway API route for a gateway.
-pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Rejected>> {
+pub(crate) fn read_gateway_route(
+    node: &DocumentNode,
+) -> Result<GatewayRoute, Vec<RejectedDocument>> {
     let (route, problems) = gateway_route_and_problems(node);
     let refused = !problems.is_empty();
     let problems = hint::apply_hints(node, problems, |node| gateway_route_and_problems(node).1);
-    let identity = Identity::from_node(node);
-    let rejected = |note: Note| Rejected {
-        at: identity.diagnostic_place(None, &note),
-        problem: note.problem,
-        hint: note.hint,
+    let identity = DeclaredIdentity::from_node(node);
+    let rejected = |diagnostic: FieldDiagnostic| RejectedDocument {
+        at: identity.diagnostic_place(None, &diagnostic),
+        problem: diagnostic.problem,
+        hint: diagnostic.hint,
     };
     match route {
         Some(route) if !refused => Ok(route),
@@ -106,49 +116,51 @@ pub(crate) fn read_gateway_route(node: &Node) -> Result<GatewayRoute, Vec<Reject
     }
 }
 
-fn gateway_route_and_problems(node: &Node) -> (Option<GatewayRoute>, Vec<Note>) {
-    let notes = Notes::for_file(None);
-    let root = Field::root(node, &notes);
+fn gateway_route_and_problems(node: &DocumentNode) -> (Option<GatewayRoute>, Vec<FieldDiagnostic>) {
+    let diagnostics = DiagnosticCollector::for_file(None);
+    let root = Field::root(node, &diagnostics);
     let route = root.any_fields().and_then(|fields| {
         let kind = read_kind(&fields)?;
         let head = fields.require("metadata").and_then(|metadata| read_head(kind, metadata))?;
         gateway_route::read(kind, head, fields.require("spec")?)
     });
-    (route, notes.into_parts().0)
+    (route, diagnostics.into_parts().0)
 }
 
 /// The result of reading a document.
-pub(crate) struct Reading {
-    pub(crate) mark: Mark,
-    pub(crate) identity: Identity,
-    pub(crate) outcome: Result<Good, Vec<Rejected>>,
+pub(crate) struct DocumentReading {
+    pub(crate) position: TextPosition,
+    pub(crate) identity: DeclaredIdentity,
+    pub(crate) outcome: Result<AcceptedDocument, Vec<RejectedDocument>>,
 }
 
 /// A valid document.
-pub(crate) struct Good {
+pub(crate) struct AcceptedDocument {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<Warning>,
 }
 
 /// The declared kind, namespace and name, as far as they are readable in an invalid document.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Identity {
+pub(crate) struct DeclaredIdentity {
     kind: Option<String>,
     namespace: Option<String>,
     name: Option<String>,
 }
 
-impl Identity {
-    fn from_node(node: &Node) -> Self {
-        let text = |node: Option<&Node>| match node.map(|n| &n.value) {
-            Some(Value::Text(text)) => Some(text.chars().take(IDENTITY_CHARACTERS_MAX).collect()),
+impl DeclaredIdentity {
+    fn from_node(node: &DocumentNode) -> Self {
+        let text = |node: Option<&DocumentNode>| match node.map(|n| &n.value) {
+            Some(NodeValue::Text(text)) => {
+                Some(text.chars().take(IDENTITY_CHARACTERS_MAX).collect())
+            }
             _ => None,
         };
         let kind: Option<String> = text(find_entry(node, "kind"));
         let metadata = find_entry(node, "metadata");
         let written = metadata.and_then(|m| find_entry(m, "namespace"));
         let namespace = match written {
-            None if kind.as_deref() == Some(Kind::MeshConfig.kind_name()) => None,
+            None if kind.as_deref() == Some(DocumentKind::MeshConfig.kind_name()) => None,
             None => Some(NAMESPACE_DEFAULT.to_owned()),
             Some(_) => text(written),
         };
@@ -157,14 +169,14 @@ impl Identity {
 
     /// True if a rejected document may define this object, so that the object's last good version stays.
     pub(crate) fn may_be(&self, key: &ObjectKey) -> bool {
-        let place = Place::for_object(key, "");
+        let place = DocumentLocation::for_object(key, "");
         let actual = place.kind.as_deref().unwrap_or_default();
         let kind_fits = match self.kind.as_deref() {
             // The list may contain the object.
             None => return true,
             Some(written) if written.ends_with(LIST) => return true,
             Some(written) => {
-                Kind::closest_to(written).is_some_and(|kind| kind.kind_name() == actual)
+                DocumentKind::closest_to(written).is_some_and(|kind| kind.kind_name() == actual)
             }
         };
         let fits = |written: &Option<String>, actual: Option<&str>| match (written, actual) {
@@ -177,23 +189,27 @@ impl Identity {
     }
 
     /// Returns the location of a diagnostic.
-    fn diagnostic_place(&self, file: Option<&str>, note: &Note) -> Place {
-        Place {
+    fn diagnostic_place(
+        &self,
+        file: Option<&str>,
+        diagnostic: &FieldDiagnostic,
+    ) -> DocumentLocation {
+        DocumentLocation {
             file: file.map(str::to_owned),
-            line: file.map(|_| note.mark.line),
-            column: file.map(|_| note.mark.column),
-            field: (!note.field.is_empty()).then(|| note.field.clone()),
+            line: file.map(|_| diagnostic.position.line),
+            column: file.map(|_| diagnostic.position.column),
+            field: (!diagnostic.field.is_empty()).then(|| diagnostic.field.clone()),
             ..self.document_place()
         }
     }
 
     /// Returns the location of the document without file and line.
-    pub(crate) fn document_place(&self) -> Place {
-        Place {
+    pub(crate) fn document_place(&self) -> DocumentLocation {
+        DocumentLocation {
             kind: self.kind.clone(),
             namespace: self.kind.as_ref().and(self.namespace.clone()),
             name: self.name.clone(),
-            ..Place::default()
+            ..DocumentLocation::default()
         }
     }
 }
@@ -213,8 +229,10 @@ pub struct ServedKind {
 /// and Service, which the cluster completes.
 #[must_use]
 pub fn served_kinds() -> Vec<ServedKind> {
-    let read = Kind::ALL.iter().filter(|kind| !matches!(kind, Kind::Workload | Kind::Service));
-    let groups = |kind: &Kind| {
+    let read = DocumentKind::ALL
+        .iter()
+        .filter(|kind| !matches!(kind, DocumentKind::Workload | DocumentKind::Service));
+    let groups = |kind: &DocumentKind| {
         let (word, versions) = (kind.kind_name(), kind.api_versions());
         let group = |version: &'static str| version.split_once('/').map_or("", |(group, _)| group);
         versions
@@ -230,13 +248,13 @@ pub fn served_kinds() -> Vec<ServedKind> {
 /// True for the kind `MeshConfig`, including misspelled, and for a list that may contain one; false for a known
 /// kind of another mesh.
 pub(crate) fn means_mesh_config(word: &str) -> bool {
-    let means = || Kind::closest_to(word) == Some(Kind::MeshConfig);
+    let means = || DocumentKind::closest_to(word) == Some(DocumentKind::MeshConfig);
     word == LIST || (replacement_hint(word).is_none() && means())
 }
 
 /// A supported kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum DocumentKind {
     Workload,
     MeshConfig,
     Service,
@@ -261,7 +279,7 @@ enum Kind {
     AccessCert,
 }
 
-impl Kind {
+impl DocumentKind {
     const ALL: &'static [Self] = &[
         Self::Workload,
         Self::MeshConfig,
@@ -394,14 +412,14 @@ impl Kind {
 }
 
 /// The metadata that the readers use.
-struct Head {
+struct ObjectMetadata {
     namespace: Name,
     name: Name,
     labels: BTreeMap<String, String>,
 }
 
-fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
-    let Value::Map(_) = root.value() else {
+fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Object> {
+    let NodeValue::Map(_) = root.value() else {
         root.reject(
             format!("is {}, not a document", root.quoted_value()),
             "write `apiVersion`, `kind`, `metadata` and `spec`",
@@ -419,45 +437,51 @@ fn read_object(root: &Field<'_>, notes: &Notes) -> Option<Object> {
     let spec = fields.require("spec")?;
     let head = head?;
     let object = match kind {
-        Kind::Workload => workload::read(head, spec).map(Object::Workload),
-        Kind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
-        Kind::Service => service::read(head, spec).map(Object::Service),
-        Kind::HttpRoute => http_route::read(head, spec).map(Object::HttpRoute),
-        Kind::TlsRoute => tls_route::read(head, spec).map(Object::TlsRoute),
-        Kind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
-        Kind::HttpRouteGroup => smi::http_route_group(head, spec).map(Object::HttpRouteGroup),
-        Kind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
-        Kind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
-        Kind::ServicePolicy(kind) => {
+        DocumentKind::Workload => workload::read(head, spec).map(Object::Workload),
+        DocumentKind::MeshConfig => mesh_config::read(spec).map(Object::MeshConfig),
+        DocumentKind::Service => service::read(head, spec).map(Object::Service),
+        DocumentKind::HttpRoute => http_route::read(head, spec).map(Object::HttpRoute),
+        DocumentKind::TlsRoute => tls_route::read(head, spec).map(Object::TlsRoute),
+        DocumentKind::TrafficTarget => smi::traffic_target(head, spec).map(Object::TrafficTarget),
+        DocumentKind::HttpRouteGroup => {
+            smi::http_route_group(head, spec).map(Object::HttpRouteGroup)
+        }
+        DocumentKind::TcpRoute => smi::tcp_route(head, spec).map(Object::TcpRoute),
+        DocumentKind::GrpcRoute => grpc_route::read(head, spec).map(Object::GrpcRoute),
+        DocumentKind::ServicePolicy(kind) => {
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
             service_policy::read(kind, version, head, spec).map(Object::ServicePolicy)
         }
-        Kind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
-        Kind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
-        Kind::Lane => lane::read(head, spec).map(Object::Lane),
-        Kind::ReferenceGrant => reference_grant::read(head, spec).map(Object::ReferenceGrant),
-        Kind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
-        Kind::GatewayTcpRoute => gateway_tcp_route::read(head, spec).map(Object::GatewayTcpRoute),
-        Kind::TrafficSplit => {
+        DocumentKind::TagRoute => tag_route::read(head, spec).map(Object::TagRoute),
+        DocumentKind::SermantRouteRule => sermant::read(head, spec).map(Object::SermantRouteRule),
+        DocumentKind::Lane => lane::read(head, spec).map(Object::Lane),
+        DocumentKind::ReferenceGrant => {
+            reference_grant::read(head, spec).map(Object::ReferenceGrant)
+        }
+        DocumentKind::AccessPolicy => access_policy::read(head, spec).map(Object::AccessPolicy),
+        DocumentKind::GatewayTcpRoute => {
+            gateway_tcp_route::read(head, spec).map(Object::GatewayTcpRoute)
+        }
+        DocumentKind::TrafficSplit => {
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
             traffic_split::read(head, spec, version).map(Object::TrafficSplit)
         }
-        Kind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
-        Kind::Egress => egress::read(head, spec).map(Object::Egress),
-        Kind::Retry => retry::read(head, spec).map(Object::Retry),
-        Kind::AccessCert => access_cert::read(head, spec).map(Object::AccessCert),
+        DocumentKind::Ingress(kind) => ingress::read(kind, head, spec).map(Object::Ingress),
+        DocumentKind::Egress => egress::read(head, spec).map(Object::Egress),
+        DocumentKind::Retry => retry::read(head, spec).map(Object::Retry),
+        DocumentKind::AccessCert => access_cert::read(head, spec).map(Object::AccessCert),
     };
-    debug_assert!(object.is_some() || notes.is_rejected(), "rejections have a diagnostic");
+    debug_assert!(object.is_some() || diagnostics.is_rejected(), "rejections have a diagnostic");
     object
 }
 
-fn is_list(fields: &Fields<'_>) -> bool {
+fn is_list(fields: &MapFields<'_>) -> bool {
     let kind = fields.find("kind").map(Field::value);
-    matches!(kind, Some(Value::Text(kind)) if kind == LIST)
+    matches!(kind, Some(NodeValue::Text(kind)) if kind == LIST)
 }
 
 /// Records the problems of a list without documents as items; the items of other lists are read in their place.
-fn refuse_list(fields: &Fields<'_>) {
+fn refuse_list(fields: &MapFields<'_>) {
     fields.refuse_unknown(LIST_FIELDS);
     if let Some(version) = fields.require("apiVersion") {
         version.read_choice(&[("v1", ())]);
@@ -469,29 +493,32 @@ fn refuse_list(fields: &Fields<'_>) {
 }
 
 /// Reads kind and version; a document of another system gets one diagnostic about them and no others.
-fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
+fn read_kind(fields: &MapFields<'_>) -> Option<DocumentKind> {
     let kind_field = fields.require("kind");
     let version_field = fields.require("apiVersion");
     let (kind_field, version_field) = (kind_field?, version_field?);
     let word = kind_field.read_text()?;
     let version = version_field.read_text()?;
-    let Some(kind) = Kind::from_name(word) else {
+    let Some(kind) = DocumentKind::from_name(word) else {
         let problem = format!("{} is not a supported kind", kind_field.quoted_value());
-        match (replacement_hint(word), Kind::closest_to(word)) {
+        match (replacement_hint(word), DocumentKind::closest_to(word)) {
             (Some(hint), _) => kind_field.reject(problem, hint),
             (None, Some(meant)) => kind_field.propose_word(problem, meant.kind_name()),
             (None, None) => {
-                let hint = format!("remove the document, or use {}", one_of(&Kind::kind_names()));
+                let hint =
+                    format!("remove the document, or use {}", one_of(&DocumentKind::kind_names()));
                 kind_field.reject(problem, hint);
             }
         }
         return None;
     };
-    let found =
-        Kind::kinds_named(kind.kind_name()).find(|kind| kind.api_versions().contains(&version));
+    let found = DocumentKind::kinds_named(kind.kind_name())
+        .find(|kind| kind.api_versions().contains(&version));
     if found.is_none() {
-        let read: Vec<&str> =
-            Kind::kinds_named(kind.kind_name()).flat_map(Kind::api_versions).copied().collect();
+        let read: Vec<&str> = DocumentKind::kinds_named(kind.kind_name())
+            .flat_map(DocumentKind::api_versions)
+            .copied()
+            .collect();
         version_field.reject(
             format!("{} is not a supported version of {word}", version_field.quoted_value()),
             format!("use {}", one_of(&read)),
@@ -500,27 +527,27 @@ fn read_kind(fields: &Fields<'_>) -> Option<Kind> {
     found
 }
 
-fn read_head(kind: Kind, metadata: &Field<'_>) -> Option<Head> {
+fn read_head(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetadata> {
     let fields = metadata.read_fields(METADATA_FIELDS)?;
     let name = fields.require("name").and_then(|field| match kind {
-        Kind::Service => field.read_label(),
+        DocumentKind::Service => field.read_label(),
         _ => field.read_name(),
     });
     let labels = fields.find("labels").map(Field::read_text_map).unwrap_or_default();
     let namespace = match fields.find("namespace") {
-        Some(field) if kind == Kind::MeshConfig => {
+        Some(field) if kind == DocumentKind::MeshConfig => {
             field.reject("a MeshConfig has no namespace", "remove `namespace`");
             None
         }
         Some(field) => field.read_label(),
         None => Name::new(NAMESPACE_DEFAULT).ok(),
     };
-    Some(Head { namespace: namespace?, name: name?, labels })
+    Some(ObjectMetadata { namespace: namespace?, name: name?, labels })
 }
 
 /// Rejects references to anything but a service in the same namespace, by `group` and `kind` of the Gateway
 /// API.
-fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
+fn refuse_other_kinds(fields: &MapFields<'_>, group_required: bool) {
     if let Some(group) = fields.find("group")
         && let Some(text) = group.read_text()
         && !matches!(text, "" | "core")
@@ -539,14 +566,14 @@ fn refuse_other_kinds(fields: &Fields<'_>, group_required: bool) {
     }
 }
 
-fn find_entry<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
-    let Value::Map(map) = &node.value else {
+fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode> {
+    let NodeValue::Map(map) = &node.value else {
         return None;
     };
     let found =
-        map.iter().find(|(name, _)| matches!(&name.value, Value::Text(text) if text == key));
+        map.iter().find(|(name, _)| matches!(&name.value, NodeValue::Text(text) if text == key));
     let (_, value) = found?;
-    (!matches!(value.value, Value::Null)).then_some(value)
+    (!matches!(value.value, NodeValue::Null)).then_some(value)
 }
 
 /// The kind of an untyped list, and the suffix of typed list kinds.

@@ -3,7 +3,7 @@
 //! [`read_json`] reads objects of an API server with the same readers.
 //!
 //! A document passes `scan` → `document` → `kinds` → `file` and becomes a [`leno_model::Change`]. Unsupported
-//! content is [`Rejected`] with location, reason and hint; no field is ignored silently. [`watch`] repeats this
+//! content is [`RejectedDocument`] with location, reason and hint; no field is ignored silently. [`watch`] repeats this
 //! whenever a file changes.
 
 mod document;
@@ -22,7 +22,7 @@ mod suggest;
 mod watch;
 
 pub use field::UNKNOWN_FIELD;
-pub use file::{FieldLines, FileSource, Located, Update, locate_warnings, read_str};
+pub use file::{FieldLines, FileSource, ObjectLocation, RegistryUpdate, locate_warnings, read_str};
 pub use json::{read_gateway_route, read_json};
 pub use kinds::gateway_route::{GatewayRoute, GatewayRules};
 pub use kinds::ingress::{JOINING_LABEL, NODE_NETWORK_LABEL};
@@ -30,6 +30,6 @@ pub use kinds::service::{app_protocol, port_name_protocol};
 pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint_objects;
 pub use outline::outline_document;
-pub use rejected::{Place, Rejected, Warning, rejected_documents};
+pub use rejected::{DocumentLocation, RejectedDocument, Warning, rejected_documents};
 pub use suggest::closest_word;
 pub use watch::{WatchError, watch_source};

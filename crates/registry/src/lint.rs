@@ -22,7 +22,7 @@ use leno_model::{
 };
 
 use self::suggestion::{known, suggest_name};
-use crate::rejected::{Place, Warning};
+use crate::rejected::{DocumentLocation, Warning};
 use crate::suggest::{closest_word, one_of};
 
 mod gateway_tcp_route;
@@ -33,51 +33,52 @@ mod traffic_split;
 /// another source, or later.
 #[must_use]
 pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
-    let world = World::from_objects(objects);
+    let world = ObjectIndex::from_objects(objects);
     let mut warnings = Vec::new();
     for object in objects {
-        let mut notes = Lint { key: object.object_key(), warnings: &mut warnings };
+        let mut diagnostics =
+            WarningCollector { key: object.object_key(), warnings: &mut warnings };
         match object {
-            Object::Workload(workload) => world.lint_workload(workload, &mut notes),
-            Object::Service(service) => world.lint_service(service, &mut notes),
+            Object::Workload(workload) => world.lint_workload(workload, &mut diagnostics),
+            Object::Service(service) => world.lint_service(service, &mut diagnostics),
             Object::HttpRoute(route) => {
-                world.lint_route(route, &mut notes);
-                world.lint_conflicts(route, &mut notes);
-                world.lint_repeated(route, &mut notes);
-                anchoring::lint_route(route, &mut notes);
+                world.lint_route(route, &mut diagnostics);
+                world.lint_conflicts(route, &mut diagnostics);
+                world.lint_repeated(route, &mut diagnostics);
+                anchoring::lint_route(route, &mut diagnostics);
             }
             Object::GrpcRoute(route) => {
-                world.lint_route(route, &mut notes);
-                world.lint_repeated(route, &mut notes);
+                world.lint_route(route, &mut diagnostics);
+                world.lint_repeated(route, &mut diagnostics);
             }
-            Object::TlsRoute(route) => world.lint_tls_route(route, &mut notes),
-            Object::TrafficTarget(target) => world.lint_target(target, &mut notes),
+            Object::TlsRoute(route) => world.lint_tls_route(route, &mut diagnostics),
+            Object::TrafficTarget(target) => world.lint_target(target, &mut diagnostics),
             Object::ServicePolicy(policy) => {
-                world.lint_service_policy(policy, &mut notes);
-                repeated::lint_policy(policy, &mut notes);
-                anchoring::lint_policy(policy, &mut notes);
-                exact::lint_policy(policy, &mut notes);
+                world.lint_service_policy(policy, &mut diagnostics);
+                repeated::lint_policy(policy, &mut diagnostics);
+                anchoring::lint_policy(policy, &mut diagnostics);
+                exact::lint_policy(policy, &mut diagnostics);
             }
-            Object::TagRoute(route) => world.lint_tag_route(route, &mut notes),
-            Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut notes),
+            Object::TagRoute(route) => world.lint_tag_route(route, &mut diagnostics),
+            Object::SermantRouteRule(rule) => world.lint_sermant(rule, &mut diagnostics),
             Object::Lane(lane) => {
-                world.lint_lane(lane, &mut notes);
-                repeated::lint_lane(lane, &mut notes);
+                world.lint_lane(lane, &mut diagnostics);
+                repeated::lint_lane(lane, &mut diagnostics);
             }
-            Object::MeshConfig(config) => world.lint_mesh_config(config, &mut notes),
+            Object::MeshConfig(config) => world.lint_mesh_config(config, &mut diagnostics),
             Object::AccessPolicy(policy) => {
-                world.lint_access_policy(policy, &mut notes);
-                anchoring::lint_access(policy, &mut notes);
-                exact::lint_access(policy, &mut notes);
+                world.lint_access_policy(policy, &mut diagnostics);
+                anchoring::lint_access(policy, &mut diagnostics);
+                exact::lint_access(policy, &mut diagnostics);
             }
-            Object::TrafficSplit(split) => world.lint_split(split, &mut notes),
-            Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut notes),
-            Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut notes),
-            Object::AccessCert(cert) => world.lint_access_cert(cert, &mut notes),
+            Object::TrafficSplit(split) => world.lint_split(split, &mut diagnostics),
+            Object::GatewayTcpRoute(route) => world.lint_gateway_tcp_route(route, &mut diagnostics),
+            Object::HttpRouteGroup(group) => anchoring::lint_group(group, &mut diagnostics),
+            Object::AccessCert(cert) => world.lint_access_cert(cert, &mut diagnostics),
             Object::TcpRoute(_) | Object::ReferenceGrant(_) | Object::Gateway(_) => {}
-            Object::Ingress(policy) => world.lint_ingress(policy, &mut notes),
-            Object::Egress(policy) => world.lint_egress(policy, &mut notes),
-            Object::Retry(policy) => world.lint_retry(policy, &mut notes),
+            Object::Ingress(policy) => world.lint_ingress(policy, &mut diagnostics),
+            Object::Egress(policy) => world.lint_egress(policy, &mut diagnostics),
+            Object::Retry(policy) => world.lint_retry(policy, &mut diagnostics),
         }
     }
     world.lint_listeners(&mut warnings);
@@ -86,7 +87,7 @@ pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
 
 /// The objects, indexed by the names used in references.
 #[derive(Default)]
-struct World<'a> {
+struct ObjectIndex<'a> {
     workloads: Vec<&'a Workload>,
     services: BTreeMap<&'a ServiceName, &'a Service>,
     groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
@@ -96,7 +97,7 @@ struct World<'a> {
     routes: Vec<&'a HttpRoute>,
     tls_routes: Vec<&'a TlsRoute>,
     /// The matches of both kinds of request routes.
-    matches: repeated::Matches<'a>,
+    matches: repeated::RepeatedMatches<'a>,
     /// Gateway API routes with their parents.
     attached: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     splits: Vec<&'a TrafficSplit>,
@@ -120,13 +121,13 @@ struct World<'a> {
 }
 
 /// The collector of warnings about one object.
-struct Lint<'a> {
+struct WarningCollector<'a> {
     key: ObjectKey,
     warnings: &'a mut Vec<Warning>,
 }
 
 /// A reference to a service, optionally to one of its ports.
-struct Reference<'a> {
+struct ServiceReference<'a> {
     service: &'a ServiceName,
     port: Option<u16>,
     field: String,
@@ -134,17 +135,17 @@ struct Reference<'a> {
     name_field: &'static str,
 }
 
-impl Lint<'_> {
+impl WarningCollector<'_> {
     fn add_warning(&mut self, field: String, problem: String, hint: impl Into<String>) {
         self.warnings.push(Warning {
-            at: Place::for_object(&self.key, field),
+            at: DocumentLocation::for_object(&self.key, field),
             problem,
             hint: hint.into(),
         });
     }
 }
 
-impl<'a> World<'a> {
+impl<'a> ObjectIndex<'a> {
     fn from_objects(objects: &'a [Object]) -> Self {
         let mut world = Self::default();
         for object in objects {
@@ -213,9 +214,9 @@ impl<'a> World<'a> {
         world
     }
 
-    fn lint_workload(&self, workload: &Workload, lint: &mut Lint<'_>) {
+    fn lint_workload(&self, workload: &Workload, lint: &mut WarningCollector<'_>) {
         for (index, listener) in workload.outbound_listeners.iter().enumerate() {
-            let reference = Reference {
+            let reference = ServiceReference {
                 service: &listener.service,
                 port: Some(listener.port),
                 field: format!("spec.outbound[{index}]"),
@@ -227,7 +228,7 @@ impl<'a> World<'a> {
         self.lint_unmentioned(workload, lint);
     }
 
-    fn lint_service(&self, service: &Service, lint: &mut Lint<'_>) {
+    fn lint_service(&self, service: &Service, lint: &mut WarningCollector<'_>) {
         let selected: Vec<&Workload> = self
             .workloads
             .iter()
@@ -267,7 +268,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn lint_route(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
+    fn lint_route(&self, route: &HttpRoute, lint: &mut WarningCollector<'_>) {
         self.lint_parents(&route.parents, lint);
         for (index, rule) in route.rules.iter().enumerate() {
             self.lint_backends(index, &rule.backends, lint);
@@ -277,7 +278,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn lint_tls_route(&self, route: &TlsRoute, lint: &mut Lint<'_>) {
+    fn lint_tls_route(&self, route: &TlsRoute, lint: &mut WarningCollector<'_>) {
         self.lint_parents(&route.parents, lint);
         self.lint_backends(0, &route.rule.backends, lint);
     }
@@ -290,7 +291,7 @@ impl<'a> World<'a> {
         parents: &[RouteParent],
         rule: usize,
         backends: &[WeightedBackend],
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         for (index, backend) in backends.iter().enumerate() {
             let theirs = &backend.service.namespace;
@@ -312,9 +313,9 @@ impl<'a> World<'a> {
         }
     }
 
-    fn lint_parents(&self, parents: &[RouteParent], lint: &mut Lint<'_>) {
+    fn lint_parents(&self, parents: &[RouteParent], lint: &mut WarningCollector<'_>) {
         for (index, parent) in parents.iter().enumerate() {
-            let reference = Reference {
+            let reference = ServiceReference {
                 service: &parent.service,
                 port: parent.port,
                 field: format!("spec.parentRefs[{index}]"),
@@ -331,13 +332,13 @@ impl<'a> World<'a> {
         own: &Name,
         parents: &[RouteParent],
         rule: &RouteRule,
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         for mirror in &rule.actions.mirrors {
             let field = || "spec.rules[].filters[].requestMirror.backendRef".to_owned();
             let (service, port) = (&mirror.service, Some(mirror.port));
             self.lint_reference(
-                &Reference { service, port, field: field(), name_field: "name" },
+                &ServiceReference { service, port, field: field(), name_field: "name" },
                 lint,
             );
             let permits = |it: &&ReferenceGrant| it.permits_route(kind, own, service);
@@ -357,9 +358,14 @@ impl<'a> World<'a> {
         }
     }
 
-    fn lint_backends(&self, rule: usize, backends: &[WeightedBackend], lint: &mut Lint<'_>) {
+    fn lint_backends(
+        &self,
+        rule: usize,
+        backends: &[WeightedBackend],
+        lint: &mut WarningCollector<'_>,
+    ) {
         for (index, backend) in backends.iter().enumerate() {
-            let reference = Reference {
+            let reference = ServiceReference {
                 service: &backend.service,
                 port: Some(backend.port),
                 field: format!("spec.rules[{rule}].backendRefs[{index}]"),
@@ -370,7 +376,7 @@ impl<'a> World<'a> {
     }
 
     /// An `HTTPRoute` has no effect on a port with a `GRPCRoute`.
-    fn lint_conflicts(&self, route: &HttpRoute, lint: &mut Lint<'_>) {
+    fn lint_conflicts(&self, route: &HttpRoute, lint: &mut WarningCollector<'_>) {
         for (index, parent) in route.parents.iter().enumerate() {
             let meets = |other: &&&HttpRoute| {
                 // Routes of another namespace apply to other clients.
@@ -394,8 +400,8 @@ impl<'a> World<'a> {
         }
     }
 
-    fn lint_reference(&self, reference: &Reference<'_>, lint: &mut Lint<'_>) {
-        let Reference { service: name, field, .. } = reference;
+    fn lint_reference(&self, reference: &ServiceReference<'_>, lint: &mut WarningCollector<'_>) {
+        let ServiceReference { service: name, field, .. } = reference;
         let Some(service) = self.services.get(name) else {
             let wanted = (&name.namespace, &name.name);
             lint.add_warning(
@@ -418,7 +424,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn lint_target(&self, target: &TrafficTarget, lint: &mut Lint<'_>) {
+    fn lint_target(&self, target: &TrafficTarget, lint: &mut WarningCollector<'_>) {
         for (index, rule) in target.rules.iter().enumerate() {
             let field = format!("spec.rules[{index}]");
             match rule {
@@ -466,7 +472,7 @@ impl<'a> World<'a> {
         name: &RouteGroupName,
         matches: &[String],
         field: &str,
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         let Some(group) = self.groups.get(name) else {
             let wanted = (&name.namespace, &name.name);
@@ -512,8 +518,10 @@ impl<'a> World<'a> {
             for (field, listen) in ports.chain(outbound_listeners) {
                 match taken.get(&listen) {
                     Some(other) if other.name != workload.name => {
-                        let mut lint =
-                            Lint { key: ObjectKey::Workload(workload.name.clone()), warnings };
+                        let mut lint = WarningCollector {
+                            key: ObjectKey::Workload(workload.name.clone()),
+                            warnings,
+                        };
                         lint.add_warning(
                             field,
                             format!("{listen} is also taken by the Workload {}", other.name),

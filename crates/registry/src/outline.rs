@@ -1,6 +1,6 @@
 //! The outline of a document of any kind: its scalar values with their paths, and the positions of paths.
 
-use crate::document::{Mark, Node, Value, documents_as_written};
+use crate::document::{DocumentNode, NodeValue, TextPosition, documents_as_written};
 
 /// Returns the scalar values of the first document of a text with their paths, such as `spec.a[0].b`; `None` if
 /// the text is not YAML or is empty.
@@ -13,31 +13,31 @@ pub fn outline_document(text: &str) -> Option<Vec<(String, String)>> {
 }
 
 /// The parser has bounded the size and the depth.
-fn collect_scalars(node: &Node, path: String, values: &mut Vec<(String, String)>) {
+fn collect_scalars(node: &DocumentNode, path: String, values: &mut Vec<(String, String)>) {
     match &node.value {
-        Value::Null => {}
-        Value::Boolean(value) => values.push((path, value.to_string())),
-        Value::Number(text) | Value::Text(text) => values.push((path, text.clone())),
-        Value::List(list) => {
+        NodeValue::Null => {}
+        NodeValue::Boolean(value) => values.push((path, value.to_string())),
+        NodeValue::Number(text) | NodeValue::Text(text) => values.push((path, text.clone())),
+        NodeValue::List(list) => {
             for (index, element) in list.iter().enumerate() {
                 collect_scalars(element, format!("{path}[{index}]"), values);
             }
         }
-        Value::Map(map) => {
+        NodeValue::Map(map) => {
             for (key, value) in map {
-                let (Value::Text(key) | Value::Number(key)) = &key.value else { continue };
+                let (NodeValue::Text(key) | NodeValue::Number(key)) = &key.value else { continue };
                 let below = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
                 collect_scalars(value, below, values);
             }
         }
-        Value::MergeKey | Value::Tagged(_) => values.push((path, String::new())),
+        NodeValue::MergeKey | NodeValue::Tagged(_) => values.push((path, String::new())),
     }
 }
 
 /// Returns the position of a field by its path, such as `spec.a[0].b`; for an absent field, the position of its
 /// parent.
-pub(crate) fn dns_record(document: &Node, path: &str) -> Mark {
-    let (mut at, mut node) = (document.mark, document);
+pub(crate) fn dns_record(document: &DocumentNode, path: &str) -> TextPosition {
+    let (mut at, mut node) = (document.position, document);
     let steps = path.split('.').flat_map(|step| step.split_inclusive(']'));
     for step in steps {
         let (key, index) = match step.split_once('[') {
@@ -45,17 +45,18 @@ pub(crate) fn dns_record(document: &Node, path: &str) -> Mark {
             None => (step, None),
         };
         if !key.is_empty() {
-            let Value::Map(map) = &node.value else { break };
-            let found =
-                map.iter().find(|(name, _)| matches!(&name.value, Value::Text(it) if it == key));
+            let NodeValue::Map(map) = &node.value else { break };
+            let found = map
+                .iter()
+                .find(|(name, _)| matches!(&name.value, NodeValue::Text(it) if it == key));
             let Some((name, value)) = found else { break };
-            (at, node) = (name.mark, value);
+            (at, node) = (name.position, value);
         }
         let Some(index) = index else { continue };
-        let Value::List(list) = &node.value else { break };
+        let NodeValue::List(list) = &node.value else { break };
         let element = index.parse().ok().and_then(|index: usize| list.get(index));
         let Some(element) = element else { break };
-        (at, node) = (element.mark, element);
+        (at, node) = (element.position, element);
     }
     at
 }

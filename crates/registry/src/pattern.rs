@@ -48,7 +48,7 @@ mod tests {
         for good in ["", "/ratings/[0-9]+", ".*", "(?i)chrome", "a|b"] {
             assert_eq!(check_pattern(good), Ok(()), "{good}");
         }
-        for (bad, why) in [
+        for (bad, reason) in [
             ("(", "unclosed group"),
             ("a)(b", "unopened group"),
             ("(?=x)", "look-around"),
@@ -57,7 +57,7 @@ mod tests {
             (&"a".repeat(5000), "longer than"),
         ] {
             let error = check_pattern(bad).unwrap_err();
-            assert!(error.contains(why), "{bad}: {error}");
+            assert!(error.contains(reason), "{bad}: {error}");
         }
     }
 }

@@ -9,10 +9,10 @@ use serde::Serialize;
 /// A rejected document or file. It is displayed as `mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules:
 /// PROBLEM; HINT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Rejected {
+pub struct RejectedDocument {
     /// The location.
     #[serde(flatten)]
-    pub at: Place,
+    pub at: DocumentLocation,
     /// The problem.
     pub problem: String,
     /// The hint.
@@ -24,7 +24,7 @@ pub struct Rejected {
 pub struct Warning {
     /// The location.
     #[serde(flatten)]
-    pub at: Place,
+    pub at: DocumentLocation,
     /// The problem.
     pub problem: String,
     /// The hint.
@@ -33,7 +33,7 @@ pub struct Warning {
 
 /// A location in a document, as far as known.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
-pub struct Place {
+pub struct DocumentLocation {
     /// The file, or the name given to the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
@@ -57,7 +57,7 @@ pub struct Place {
     pub field: Option<String>,
 }
 
-impl Place {
+impl DocumentLocation {
     /// Returns the location of a field of an object without a file.
     #[must_use]
     pub fn for_object(key: &ObjectKey, field: impl Into<String>) -> Self {
@@ -77,7 +77,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Rejected {
+impl fmt::Display for RejectedDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}; {}", self.at, self.problem, self.hint)
     }
@@ -91,10 +91,11 @@ impl fmt::Display for Warning {
 
 /// Returns the number of documents with these problems; a document may have several.
 #[must_use]
-pub fn rejected_documents(rejected: &[Rejected]) -> usize {
+pub fn rejected_documents(rejected: &[RejectedDocument]) -> usize {
     // A document without kind and name is identified by its position.
-    let document = |rejected: &Rejected| {
-        let Place { file, line, column, kind, namespace, name, .. } = rejected.at.clone();
+    let document = |rejected: &RejectedDocument| {
+        let DocumentLocation { file, line, column, kind, namespace, name, .. } =
+            rejected.at.clone();
         let unnamed = name.is_none() && kind.is_none();
         (file, kind, namespace, name, unnamed.then_some((line, column)))
     };
@@ -102,7 +103,7 @@ pub fn rejected_documents(rejected: &[Rejected]) -> usize {
 }
 
 /// Displays the known parts, each followed by a colon, as a prefix of the problem.
-impl fmt::Display for Place {
+impl fmt::Display for DocumentLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {
             f.write_str(file)?;
@@ -134,9 +135,9 @@ impl fmt::Display for Place {
 mod tests {
     use super::*;
 
-    fn test_rejection() -> Rejected {
-        Rejected {
-            at: Place {
+    fn test_rejection() -> RejectedDocument {
+        RejectedDocument {
+            at: DocumentLocation {
                 file: Some("mesh.yaml".into()),
                 line: Some(12),
                 column: Some(7),
@@ -157,7 +158,8 @@ mod tests {
             rejected.to_string(),
             "mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: is missing; add `rules`"
         );
-        rejected.at = Place { file: Some("mesh.yaml".into()), ..Place::default() };
+        rejected.at =
+            DocumentLocation { file: Some("mesh.yaml".into()), ..DocumentLocation::default() };
         assert_eq!(rejected.to_string(), "mesh.yaml: is missing; add `rules`");
     }
 

@@ -9,15 +9,15 @@ use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
-use crate::rejected::{Place, Rejected, Warning};
+use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 
 /// Finds the files, and reads them if `contents` requires it.
-pub(crate) fn scan_paths(paths: &[PathBuf], contents: Contents) -> Scan {
+pub(crate) fn scan_paths(paths: &[PathBuf], contents: ContentMode) -> Scan {
     let mut scan = Scan::default();
     for path in paths {
         scan.add_given(path);
     }
-    if contents == Contents::Read {
+    if contents == ContentMode::Read {
         let mut bytes_left = LOAD_BYTES_MAX;
         for (path, content) in &mut scan.files {
             *content = read(path, &mut bytes_left);
@@ -28,7 +28,7 @@ pub(crate) fn scan_paths(paths: &[PathBuf], contents: Contents) -> Scan {
 
 /// Indicates whether file contents are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Contents {
+pub(crate) enum ContentMode {
     Read,
     Skip,
 }
@@ -37,9 +37,9 @@ pub(crate) enum Contents {
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     /// The files, each once even if several paths lead to it.
-    pub(crate) files: BTreeMap<PathBuf, Content>,
+    pub(crate) files: BTreeMap<PathBuf, FileContent>,
     /// The listed directories.
-    pub(crate) directories: BTreeMap<PathBuf, Listed>,
+    pub(crate) directories: BTreeMap<PathBuf, ListedDirectory>,
     /// The symbolic links in them, including dangling ones.
     pub(crate) links: BTreeSet<PathBuf>,
     /// Dangling links with other names.
@@ -49,7 +49,7 @@ pub(crate) struct Scan {
     /// Paths with unknown content; their previous objects stay.
     pub(crate) unknown: Vec<PathBuf>,
     /// The paths that do not exist or cannot be listed.
-    pub(crate) rejected: Vec<Rejected>,
+    pub(crate) rejected: Vec<RejectedDocument>,
     /// Warnings about files skipped because of their names.
     pub(crate) warnings: Vec<Warning>,
     /// The visited canonical paths.
@@ -58,7 +58,7 @@ pub(crate) struct Scan {
 
 /// A listed directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Listed {
+pub(crate) struct ListedDirectory {
     pub(crate) identity: DirectoryIdentity,
     /// True without entries other than hidden ones: an unmounted mount point, or a checkout in progress.
     pub(crate) is_empty: bool,
@@ -82,9 +82,9 @@ impl DirectoryIdentity {
 
 /// The content of a file.
 #[derive(Debug)]
-pub(crate) enum Content {
+pub(crate) enum FileContent {
     Text(String),
-    Unreadable(Rejected),
+    Unreadable(RejectedDocument),
     /// Deleted or replaced since it was listed, or content not requested.
     Absent,
 }
@@ -119,7 +119,7 @@ impl Scan {
             self.reject_path(path, &problem, "join files, or name fewer");
             return;
         }
-        self.files.insert(path.to_owned(), Content::Absent);
+        self.files.insert(path.to_owned(), FileContent::Absent);
     }
 
     /// Adds the YAML files and subdirectories of a directory. Hidden entries are skipped: editors and
@@ -153,7 +153,7 @@ impl Scan {
             Err(error) => return self.reject_unknown(directory, &error),
         };
         let is_empty = entries.is_empty();
-        self.directories.insert(directory.to_owned(), Listed { identity, is_empty });
+        self.directories.insert(directory.to_owned(), ListedDirectory { identity, is_empty });
         for path in entries {
             let is_link = is_link(&path);
             if is_link {
@@ -183,7 +183,7 @@ impl Scan {
     fn warn_of_name(&mut self, path: &Path) {
         let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
         if is_yaml(&lower) {
-            let Rejected { at, problem, hint } = path_rejection(
+            let RejectedDocument { at, problem, hint } = path_rejection(
                 path,
                 "is not read: files end in `.yaml`, `.yml` or `.json`, in lower case",
                 &format!("rename it to {}", lower.file_name().unwrap_or_default().display()),
@@ -247,9 +247,9 @@ fn list_directory(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Reads a regular file within bounds.
-pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
+pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> FileContent {
     let unreadable =
-        |problem: &str, hint: &str| Content::Unreadable(path_rejection(path, problem, hint));
+        |problem: &str, hint: &str| FileContent::Unreadable(path_rejection(path, problem, hint));
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| {
         let limit = FILE_BYTES_MAX + 1;
@@ -257,7 +257,7 @@ pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
     });
     match result {
         Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound => return Content::Absent,
+        Err(error) if error.kind() == ErrorKind::NotFound => return FileContent::Absent,
         Err(error) => return unreadable(&format!("cannot be read ({error})"), REMEDY_UNREADABLE),
     }
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -271,7 +271,7 @@ pub(crate) fn read(path: &Path, bytes_left: &mut u64) -> Content {
     };
     *bytes_left = left;
     match String::from_utf8(bytes) {
-        Ok(text) => Content::Text(text),
+        Ok(text) => FileContent::Text(text),
         Err(error) => {
             let valid = error.utf8_error().valid_up_to();
             let problem = format!("is not UTF-8 from byte {valid} on");
@@ -295,9 +295,12 @@ fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
-pub(crate) fn path_rejection(path: &Path, problem: &str, hint: &str) -> Rejected {
-    Rejected {
-        at: Place { file: Some(path.display().to_string()), ..Place::default() },
+pub(crate) fn path_rejection(path: &Path, problem: &str, hint: &str) -> RejectedDocument {
+    RejectedDocument {
+        at: DocumentLocation {
+            file: Some(path.display().to_string()),
+            ..DocumentLocation::default()
+        },
         problem: problem.to_owned(),
         hint: hint.to_owned(),
     }
@@ -350,7 +353,8 @@ mod tests {
         std::os::unix::fs::symlink(dir.path(), at("below/circle")).unwrap();
         std::os::unix::fs::symlink(at("a.yaml"), at("z.yaml")).unwrap();
         std::os::unix::fs::symlink(at("nowhere"), at("dangling.yaml")).unwrap();
-        let scan = scan_paths(&[dir.path().to_owned(), at("a.yaml"), at("below")], Contents::Read);
+        let scan =
+            scan_paths(&[dir.path().to_owned(), at("a.yaml"), at("below")], ContentMode::Read);
         assert_eq!(file_names(&scan), ["a.yaml", "b.yml", "d.yaml", "c.json"]);
         let problems: Vec<&str> = scan.rejected.iter().map(|r| r.problem.as_str()).collect();
         assert_eq!(problems, ["is a link to a missing target"]);
@@ -367,9 +371,11 @@ mod tests {
         let socket = |name| std::os::unix::net::UnixListener::bind(at(name)).unwrap();
         let _sockets = ["special.yaml", "special.txt"].map(socket);
         std::os::unix::fs::symlink("/dev/zero", at("zero.json")).unwrap();
-        let scan = scan_paths(&[dir.path().to_owned()], Contents::Read);
+        let scan = scan_paths(&[dir.path().to_owned()], ContentMode::Read);
         assert_eq!(file_names(&scan), [""; 0]);
-        let file = |at: &Place| at.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned();
+        let file = |at: &DocumentLocation| {
+            at.file.as_deref().unwrap().rsplit('/').next().unwrap().to_owned()
+        };
         let warned: Vec<_> =
             scan.warnings.iter().map(|it| (file(&it.at), it.hint.as_str())).collect();
         let expected = [
@@ -391,7 +397,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
         for path in [Path::new("/dev/zero"), &pipe] {
             let content = read(path, &mut FILE_BYTES_MAX.clone());
-            let Content::Unreadable(rejected) = content else { panic!("{content:?}") };
+            let FileContent::Unreadable(rejected) = content else { panic!("{content:?}") };
             assert_eq!(rejected.problem, "cannot be read (not a regular file)");
             assert_eq!(crate::FieldLines::default().line_of(path, 1, "spec"), None);
         }
@@ -404,13 +410,13 @@ mod tests {
         let large = usize::try_from(FILE_BYTES_MAX).unwrap() + 1;
         fs::write(at("large.yaml"), "#".repeat(large)).unwrap();
         fs::write(at("latin.yaml"), b"name: caf\xe9").unwrap();
-        let scan = scan_paths(&[dir.path().to_owned(), at("none")], Contents::Read);
+        let scan = scan_paths(&[dir.path().to_owned(), at("none")], ContentMode::Read);
         assert!(scan.rejected[0].problem.contains("does not exist"));
         let problems: Vec<_> = scan
             .files
             .values()
             .map(|content| match content {
-                Content::Unreadable(rejected) => rejected.problem.as_str(),
+                FileContent::Unreadable(rejected) => rejected.problem.as_str(),
                 other => panic!("{other:?}"),
             })
             .collect();

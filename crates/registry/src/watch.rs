@@ -15,8 +15,8 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
-use crate::file::{FileSource, Update};
-use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan_paths};
+use crate::file::{FileSource, RegistryUpdate};
+use crate::scan::{ContentMode, DirectoryIdentity, is_yaml, scan_paths};
 
 /// Reads the source now and after every change, and sends the updates.
 ///
@@ -28,12 +28,13 @@ use crate::scan::{Contents, DirectoryIdentity, is_yaml, scan_paths};
 /// [`WatchError`] if the reader failed; the state of the mesh is unchanged.
 pub async fn watch_source(
     source: FileSource,
-    updates: Sender<Update>,
+    updates: Sender<RegistryUpdate>,
     demand: Arc<Notify>,
 ) -> Result<(), WatchError> {
     let wake = Arc::new(Notify::new());
-    let mut turn = Turn { watches: Watches::new(&source, Arc::clone(&wake)), source };
-    let mut last: Option<Update> = None;
+    let mut turn =
+        WatchedSource { watches: DirectoryWatches::new(&source, Arc::clone(&wake)), source };
+    let mut last: Option<RegistryUpdate> = None;
     let mut asked = false;
     let mut noticed = None;
     loop {
@@ -51,7 +52,7 @@ pub async fn watch_source(
                 last.rejected != update.rejected || last.warnings != update.warnings
             });
         if has_changed || asked {
-            last = Some(Update { changes: Vec::new(), ..update.clone() });
+            last = Some(RegistryUpdate { changes: Vec::new(), ..update.clone() });
             if updates.send(update).await.is_err() {
                 return Ok(());
             }
@@ -109,14 +110,14 @@ async fn until_replaced(identities: Identities) {
 }
 
 /// A source and its watches.
-struct Turn {
+struct WatchedSource {
     source: FileSource,
-    watches: Watches,
+    watches: DirectoryWatches,
 }
 
-impl Turn {
+impl WatchedSource {
     /// Watches first, then reads, so that changes in between are noticed.
-    fn arm_and_read(mut self, now: Instant) -> (Self, Update) {
+    fn arm_and_read(mut self, now: Instant) -> (Self, RegistryUpdate) {
         self.watches.update_watches(self.source.paths());
         let update = self.source.reload_warily(now.into_std());
         self.watches.found_new = self.watches.update_watches(self.source.paths());
@@ -125,9 +126,9 @@ impl Turn {
 }
 
 /// The watched directories. Files are not watched: saving by rename replaces them.
-struct Watches {
+struct DirectoryWatches {
     watcher: Option<RecommendedWatcher>,
-    interest: Arc<Mutex<Interest>>,
+    interest: Arc<Mutex<RelevantPaths>>,
     armed: BTreeSet<PathBuf>,
     /// True if the last arming found new or replaced directories.
     found_new: bool,
@@ -142,16 +143,16 @@ type Identities = Arc<BTreeMap<PathBuf, Option<DirectoryIdentity>>>;
 
 /// The relevant events.
 #[derive(Debug, Default)]
-struct Interest {
+struct RelevantPaths {
     /// Directories in which every event is relevant.
     directories: BTreeSet<PathBuf>,
     /// Relevant paths in other directories.
     paths: BTreeSet<PathBuf>,
 }
 
-impl Watches {
+impl DirectoryWatches {
     fn new(source: &FileSource, wake: Arc<Notify>) -> Self {
-        let interest = Arc::new(Mutex::new(Interest::default()));
+        let interest = Arc::new(Mutex::new(RelevantPaths::default()));
         let known = Arc::clone(&interest);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let interest = known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +176,7 @@ impl Watches {
 
     /// Updates the watches; returns true if some are new.
     fn update_watches(&mut self, paths: &[PathBuf]) -> bool {
-        let (interest, places) = Interest::from_paths(paths);
+        let (interest, places) = RelevantPaths::from_paths(paths);
         *self.interest.lock().unwrap_or_else(PoisonError::into_inner) = interest;
         let identity = |place: &PathBuf| (place.clone(), DirectoryIdentity::from_path(place).ok());
         let identities = Arc::new(places.iter().map(identity).collect());
@@ -208,14 +209,14 @@ impl Watches {
     }
 }
 
-impl Interest {
+impl RelevantPaths {
     /// Returns the relevant events for these paths, and the directories to watch.
     fn from_paths(paths: &[PathBuf]) -> (Self, BTreeSet<PathBuf>) {
-        let mut way = Way::default();
+        let mut way = ResolvedPath::default();
         for path in paths {
             way.follow_path(path);
         }
-        let found = scan_paths(paths, Contents::Skip);
+        let found = scan_paths(paths, ContentMode::Skip);
         for link in &found.links {
             way.follow_path(link);
         }
@@ -252,14 +253,14 @@ impl Interest {
 
 /// The resolution of paths from the root, through every link.
 #[derive(Debug, Default)]
-struct Way {
+struct ResolvedPath {
     /// Each entry on the path, and the first missing one.
     steps: BTreeSet<PathBuf>,
     /// The directories that contain these entries.
     places: BTreeSet<PathBuf>,
 }
 
-impl Way {
+impl ResolvedPath {
     fn follow_path(&mut self, path: &Path) {
         let Ok(path) = std::path::absolute(path) else {
             return;
@@ -331,7 +332,7 @@ mod tests {
 
     #[test]
     fn only_what_may_change_the_facts_matters() {
-        let interest = Interest {
+        let interest = RelevantPaths {
             directories: BTreeSet::from(["/etc/mesh".into()]),
             paths: BTreeSet::from(["/tmp/one.yaml".into(), "/tmp".into()]),
         };

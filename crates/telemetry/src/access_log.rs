@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The fields of an access log line. There is no field for bodies, nor for headers with secrets. Empty texts
 /// and absent values are written as `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct AccessLogEntry<'a> {
     /// The start time, in RFC 3339 format.
     pub start_time: &'a str,
     /// `inbound` or `outbound`.
@@ -85,33 +85,35 @@ pub enum LogValue<'a> {
 }
 
 /// The value of a field.
-enum Value<'a> {
+enum FieldValue<'a> {
     Text(&'a str),
     Number(u64),
     Duration(Option<Duration>),
     Address(Option<SocketAddr>),
 }
 
-impl<'a> Entry<'a> {
+impl<'a> AccessLogEntry<'a> {
     /// The present fields, in order.
     pub fn present_fields(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
         self.all_fields().into_iter().filter_map(|(name, value)| {
             let value = match value {
-                Value::Text("") | Value::Duration(None) | Value::Address(None) => return None,
-                Value::Text(text) => LogValue::Text(truncate_text(text)),
-                Value::Number(number) => LogValue::Number(number),
-                Value::Duration(Some(duration)) => {
+                FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None) => {
+                    return None;
+                }
+                FieldValue::Text(text) => LogValue::Text(truncate_text(text)),
+                FieldValue::Number(number) => LogValue::Number(number),
+                FieldValue::Duration(Some(duration)) => {
                     LogValue::Milliseconds(duration.as_micros() as f64 / 1e3)
                 }
-                Value::Address(Some(address)) => LogValue::Address(address),
+                FieldValue::Address(Some(address)) => LogValue::Address(address),
             };
             Some((name, value))
         })
     }
 
     /// The fields of a line in order, with the names of OSM's access log.
-    fn all_fields(&self) -> [(&'static str, Value<'a>); 29] {
-        use Value::{Address, Duration, Number, Text};
+    fn all_fields(&self) -> [(&'static str, FieldValue<'a>); 29] {
+        use FieldValue::{Address, Duration, Number, Text};
         [
             ("start_time", Text(self.start_time)),
             ("direction", Text(self.direction)),
@@ -148,20 +150,22 @@ impl<'a> Entry<'a> {
 
 /// Appends an entry as one line of JSON. Durations are in milliseconds. Every text is truncated to
 /// [`TEXT_BYTES_MAX`].
-pub fn write_json(entry: &Entry<'_>, out: &mut String) {
-    let mut line = Line { out };
+pub fn write_json(entry: &AccessLogEntry<'_>, out: &mut String) {
+    let mut line = LineWriter { out };
     for (index, (name, value)) in entry.all_fields().into_iter().enumerate() {
         line.out.push(if index == 0 { '{' } else { ',' });
         // Field names are constants and need no escapes.
         line.write_formatted(format_args!("\"{name}\":"));
         match value {
-            Value::Text("") | Value::Duration(None) | Value::Address(None) => {
+            FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None) => {
                 line.out.push_str("null");
             }
-            Value::Text(text) => line.write_string(text),
-            Value::Address(Some(address)) => line.write_formatted(format_args!("\"{address}\"")),
-            Value::Number(number) => line.write_formatted(format_args!("{number}")),
-            Value::Duration(Some(duration)) => line.write_millis(duration),
+            FieldValue::Text(text) => line.write_string(text),
+            FieldValue::Address(Some(address)) => {
+                line.write_formatted(format_args!("\"{address}\""))
+            }
+            FieldValue::Number(number) => line.write_formatted(format_args!("{number}")),
+            FieldValue::Duration(Some(duration)) => line.write_millis(duration),
         }
     }
     line.out.push_str("}\n");
@@ -170,29 +174,33 @@ pub fn write_json(entry: &Entry<'_>, out: &mut String) {
 /// Appends the named fields in the format of templates: absent values as `-`, and texts with JSON escapes, so
 /// that no client can inject a line.
 pub fn write_fields<'n>(
-    entry: &Entry<'_>,
-    parts: impl Iterator<Item = Part<'n>>,
+    entry: &AccessLogEntry<'_>,
+    parts: impl Iterator<Item = TemplatePart<'n>>,
     out: &mut String,
 ) {
     let fields = entry.all_fields();
-    let mut line = Line { out };
+    let mut line = LineWriter { out };
     for part in parts {
         let name = match part {
-            Part::Text(text) => {
+            TemplatePart::Text(text) => {
                 line.out.push_str(text);
                 continue;
             }
-            Part::Field(name) => name,
+            TemplatePart::Field(name) => name,
         };
         let value = fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
         match value {
-            None | Some(Value::Text("") | Value::Duration(None) | Value::Address(None)) => {
+            None
+            | Some(FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None)) =>
+            {
                 line.out.push('-');
             }
-            Some(Value::Text(text)) => line.write_escaped(text),
-            Some(Value::Address(Some(address))) => line.write_formatted(format_args!("{address}")),
-            Some(Value::Number(number)) => line.write_formatted(format_args!("{number}")),
-            Some(Value::Duration(Some(duration))) => line.write_millis(*duration),
+            Some(FieldValue::Text(text)) => line.write_escaped(text),
+            Some(FieldValue::Address(Some(address))) => {
+                line.write_formatted(format_args!("{address}"))
+            }
+            Some(FieldValue::Number(number)) => line.write_formatted(format_args!("{number}")),
+            Some(FieldValue::Duration(Some(duration))) => line.write_millis(*duration),
         }
     }
     line.out.push('\n');
@@ -200,18 +208,18 @@ pub fn write_fields<'n>(
 
 /// A part of a template for lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum TemplatePart<'a> {
     /// Literal text.
     Text(&'a str),
     /// The value of the field with this name.
     Field(&'a str),
 }
 
-struct Line<'a> {
+struct LineWriter<'a> {
     out: &'a mut String,
 }
 
-impl Line<'_> {
+impl LineWriter<'_> {
     fn write_millis(&mut self, duration: Duration) {
         let us = duration.as_micros();
         self.write_formatted(format_args!("{}.{:03}", us / 1000, us % 1000));

@@ -4,24 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::histogram::SparseHistogram;
+use crate::outcome_table::OutcomeKey;
 use crate::rule::RuleLabels;
 use crate::series::{RequestLabels, SeriesTotals};
 use crate::status::CLASSES;
-use crate::tally::Ending;
 use crate::telemetry::Telemetry;
 
 /// Computes the changes of all series since the last reading. It stores the last values: about half a KiB for
 /// each series.
 #[derive(Debug)]
-pub struct Changes {
+pub struct ChangeTracker {
     telemetry: Arc<Telemetry>,
-    seen: BTreeMap<RequestLabels, Seen>,
+    seen: BTreeMap<RequestLabels, LastValues>,
     rules_seen: BTreeMap<RuleLabels, u64>,
 }
 
 /// The changes of one reading.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct TelemetryChanges {
     /// The changed series, ordered by labels.
     pub series: Vec<SeriesChange>,
     /// The number of further changed series; they are merged under labels without a service.
@@ -64,7 +64,7 @@ pub struct SeriesChange {
     pub durations: SparseHistogram,
 }
 
-impl Changes {
+impl ChangeTracker {
     /// Starts without stored values: the first reading covers everything since the start.
     #[must_use]
     pub fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
@@ -74,10 +74,10 @@ impl Changes {
     /// Takes the changes since the last reading: at most `series_max` series (the busiest ones, and one for
     /// each direction that sums up the others) and at most `rules_max` rules. Further rules are part of
     /// the next reading, the busiest first. Rules wait until a request has completed.
-    pub fn take_changes(&mut self, series_max: usize, rules_max: usize) -> Taken {
+    pub fn take_changes(&mut self, series_max: usize, rules_max: usize) -> TelemetryChanges {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series_cells() {
-            let now = Seen::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
+            let now = LastValues::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
             let before = self.seen.get(&labels);
             if let Some(change) = now.changes_since(before, &labels) {
                 self.seen.insert(labels, now);
@@ -86,7 +86,7 @@ impl Changes {
         }
         let overflowed = merge_rest(&mut series, series_max);
         let rules = if series.is_empty() { Vec::new() } else { self.take_rules(rules_max) };
-        Taken { series, overflowed, rules }
+        TelemetryChanges { series, overflowed, rules }
     }
 
     fn take_rules(&mut self, rules_max: usize) -> Vec<RuleChange> {
@@ -164,17 +164,17 @@ impl SeriesChange {
 
 /// The values of a series at the last reading.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastValues {
     opened: u64,
     streams_opened: u64,
     streams_ended: u64,
-    requests: Vec<(Ending, u64)>,
+    requests: Vec<(OutcomeKey, u64)>,
     bytes_in: u64,
     bytes_out: u64,
     buckets: Vec<(u8, u64)>,
 }
 
-impl Seen {
+impl LastValues {
     fn from_totals(totals: &SeriesTotals) -> Self {
         Self {
             opened: totals.opened,
@@ -244,8 +244,8 @@ mod tests {
 
     use super::*;
     use crate::grpc::GrpcStatus;
-    use crate::series::Outcome;
-    use crate::shard::Shard;
+    use crate::series::RequestRecord;
+    use crate::shard::MetricsShard;
 
     fn request_labels(direction: &'static str, service: &str) -> RequestLabels {
         RequestLabels {
@@ -259,12 +259,12 @@ mod tests {
     }
 
     fn count_request(
-        shard: &Shard,
+        shard: &MetricsShard,
         labels: &RequestLabels,
         status: u16,
         reason: Option<&'static str>,
     ) {
-        let outcome = Outcome {
+        let outcome = RequestRecord {
             status,
             reason,
             grpc: None,
@@ -276,11 +276,11 @@ mod tests {
     }
 
     #[test]
-    fn each_look_tells_only_what_is_new() {
+    fn each_reading_returns_changes_only() {
         let telemetry = Telemetry::new();
         let (one, two) = (telemetry.new_shard(), telemetry.new_shard());
-        let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
-        assert_eq!(changes.take_changes(9, 9), Taken::default());
+        let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
+        assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
         let ratings = request_labels("outbound", "a/ratings");
         count_request(&one, &ratings, 200, None);
         count_request(&two, &ratings, 503, Some("no-endpoint"));
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(first[0].reasons, BTreeMap::from([("no-endpoint", 1)]));
         assert_eq!((first[0].bytes_in, first[0].bytes_out), (6, 10));
         assert_eq!(first[0].durations.count(), 2);
-        assert_eq!(changes.take_changes(9, 9), Taken::default());
+        assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
         count_request(&one, &ratings, 200, None);
         let second = changes.take_changes(9, 9).series;
         assert_eq!((second[0].request_count(), second[0].failed, second[0].bytes_in), (1, 0, 3));
@@ -301,12 +301,12 @@ mod tests {
     fn an_open_connection_is_reported_before_it_ends_and_its_end_afterwards() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
+        let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
         let cache = RequestLabels { protocol: "tcp", ..request_labels("outbound", "a/cache") };
         (0..3).for_each(|_| shard.count_opened(shard.series_id(&cache)));
         let first = changes.take_changes(9, 9).series;
         assert_eq!((first.len(), first[0].opened, first[0].request_count()), (1, 3, 0));
-        assert_eq!(changes.take_changes(9, 9), Taken::default());
+        assert_eq!(changes.take_changes(9, 9), TelemetryChanges::default());
         count_request(&shard, &cache, 0, None);
         let second = changes.take_changes(9, 9).series;
         assert_eq!((second[0].opened, second[0].request_count(), second[0].failed), (0, 1, 0));
@@ -316,7 +316,7 @@ mod tests {
     fn a_request_with_a_stream_counts_once() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut changes = Changes::from_telemetry(telemetry);
+        let mut changes = ChangeTracker::from_telemetry(telemetry);
         let events = request_labels("outbound", "a/events");
         let series = shard.series_id(&events);
         (0..3).for_each(|_| shard.count_stream_opened(series));
@@ -338,8 +338,8 @@ mod tests {
         for service in ["a/one", "a/three", "a/two"] {
             count_request(&shard, &request_labels("outbound", service), 200, None);
         }
-        let Taken { series, overflowed, .. } =
-            Changes::from_telemetry(telemetry).take_changes(3, 3);
+        let TelemetryChanges { series, overflowed, .. } =
+            ChangeTracker::from_telemetry(telemetry).take_changes(3, 3);
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
         assert_eq!((named, overflowed), (vec!["", "a/cache"], 3));
     }
@@ -349,7 +349,7 @@ mod tests {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let grpc = Some(GrpcStatus::Unavailable);
-        let outcome = Outcome {
+        let outcome = RequestRecord {
             status: 200,
             reason: None,
             grpc,
@@ -358,7 +358,7 @@ mod tests {
             bytes_out: 0,
         };
         shard.record_request(shard.series_id(&request_labels("inbound", "a/x")), &outcome);
-        let taken = Changes::from_telemetry(telemetry).take_changes(9, 9);
+        let taken = ChangeTracker::from_telemetry(telemetry).take_changes(9, 9);
         assert_eq!((taken.series[0].request_count(), taken.series[0].failed), (1, 1));
     }
 
@@ -377,8 +377,8 @@ mod tests {
             }
             count_request(&shard, &request_labels("inbound", &format!("a/s{service}")), 500, None);
         }
-        let Taken { series, overflowed, .. } =
-            Changes::from_telemetry(telemetry).take_changes(5, 5);
+        let TelemetryChanges { series, overflowed, .. } =
+            ChangeTracker::from_telemetry(telemetry).take_changes(5, 5);
         assert_eq!((series.len(), overflowed), (5, 17));
         let named: Vec<&str> = series.iter().map(|change| &*change.labels.service).collect();
         assert_eq!(named, ["", "", "a/s7", "a/s8", "a/s9"]);
@@ -388,16 +388,16 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_reported_with_the_requests_and_the_busiest_first() {
+    fn rule_matches_are_reported_with_the_requests_busiest_first() {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
-        let mut changes = Changes::from_telemetry(Arc::clone(&telemetry));
+        let mut changes = ChangeTracker::from_telemetry(Arc::clone(&telemetry));
         let rule = |name: &str| RuleLabels { name: name.to_owned(), ..RuleLabels::default() };
         for (name, matches) in [("a", 1), ("b", 3), ("c", 2)] {
             (0..matches).for_each(|_| shard.count_match(shard.rule_number(&rule(name))));
         }
-        assert_eq!(changes.take_changes(9, 2), Taken::default(), "no request has ended");
-        let reported = |taken: Taken| -> Vec<(String, u64)> {
+        assert_eq!(changes.take_changes(9, 2), TelemetryChanges::default(), "no request has ended");
+        let reported = |taken: TelemetryChanges| -> Vec<(String, u64)> {
             taken.rules.into_iter().map(|change| (change.labels.name, change.matches)).collect()
         };
         let named = |name: &str, matches| (name.to_owned(), matches);

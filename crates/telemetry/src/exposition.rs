@@ -1,61 +1,66 @@
 //! Exposition of all metrics in the Prometheus text format 0.0.4 or in OpenMetrics.
 
-mod adopted;
 pub(crate) mod alias;
-mod form;
+mod application;
+mod format;
 
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::UNIX_EPOCH;
 
 use crate::exemplar::Exemplar;
-use crate::names::{Kind, Metric};
-use crate::reading::{Durations, Number, Reader};
+use crate::metric_visitor::{DurationBuckets, MetricValue, MetricVisitor};
+use crate::names::{MetricFamily, MetricKind};
 use crate::telemetry::Telemetry;
-use crate::usage::{Usage, read_usage};
+use crate::usage::{ProcessUsage, read_usage};
 
-pub use adopted::{Unfit, adopt_page};
-pub use alias::Names;
-pub use form::Form;
+pub use alias::AliasNames;
+pub use application::{InvalidExposition, adopt_page};
+pub use format::ExpositionFormat;
 
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
-    pub fn expose(&self, form: Form, out: &mut String) {
+    pub fn expose(&self, form: ExpositionFormat, out: &mut String) {
         write(self, read_usage(std::process::id()).ok().as_ref(), form, out);
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
     /// `workload`: the namespace and name of the sidecar's workload.
-    pub fn expose_as(&self, names: Names, workload: (&str, &str), out: &mut String) {
-        self.expose(Form::Prometheus, out);
+    pub fn expose_as(&self, names: AliasNames, workload: (&str, &str), out: &mut String) {
+        self.expose(ExpositionFormat::Prometheus, out);
         alias::write(self, names, workload, out);
     }
 }
 
 /// Appends all metrics.
-fn write(telemetry: &Telemetry, usage: Option<&Usage>, form: Form, out: &mut String) {
-    let mut page = Page::new(form, out);
+fn write(
+    telemetry: &Telemetry,
+    usage: Option<&ProcessUsage>,
+    form: ExpositionFormat,
+    out: &mut String,
+) {
+    let mut page = ExpositionWriter::new(form, out);
     telemetry.read_with(usage, &mut page);
     page.finish();
 }
 
 /// A writer of metrics in one of the formats.
 #[derive(Debug)]
-pub struct Page<'a> {
-    form: Form,
+pub struct ExpositionWriter<'a> {
+    form: ExpositionFormat,
     /// The name of the current metric.
     name: Cow<'static, str>,
     out: &'a mut String,
 }
 
-impl<'a> Page<'a> {
+impl<'a> ExpositionWriter<'a> {
     /// Creates a page that appends to `out`.
-    pub fn new(form: Form, out: &'a mut String) -> Self {
+    pub fn new(form: ExpositionFormat, out: &'a mut String) -> Self {
         Self { form, name: Cow::Borrowed(""), out }
     }
 
     /// Starts an alias: the numbers that follow get another product's name.
-    pub fn start_alias(&mut self, name: String, kind: Kind) {
+    pub fn start_alias(&mut self, name: String, kind: MetricKind) {
         alias::write_family(&name, kind.as_str(), self.out);
         self.name = Cow::Owned(name);
     }
@@ -66,13 +71,13 @@ impl<'a> Page<'a> {
     }
 }
 
-impl Reader for Page<'_> {
-    fn begin_metric(&mut self, metric: &'static Metric) {
+impl MetricVisitor for ExpositionWriter<'_> {
+    fn begin_metric(&mut self, metric: &'static MetricFamily) {
         self.name = Cow::Borrowed(metric.name);
         self.out.push_str(&self.form.metric_header(metric));
     }
 
-    fn record_number(&mut self, labels: &[(&'static str, &str)], number: Number) {
+    fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue) {
         let Self { name, out, .. } = self;
         match labels {
             [] => write_line(out, format_args!("{name} {number}")),
@@ -80,7 +85,11 @@ impl Reader for Page<'_> {
         }
     }
 
-    fn record_durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
+    fn record_durations(
+        &mut self,
+        labels: &[(&'static str, &str)],
+        durations: &DurationBuckets<'_>,
+    ) {
         let Self { form, name, out } = self;
         let (mut of_bucket, mut of_all) = (label_text(labels), String::new());
         if !of_bucket.is_empty() {
@@ -103,8 +112,11 @@ impl Reader for Page<'_> {
 }
 
 /// The exemplar after the count of a bucket; only OpenMetrics supports it.
-fn exemplar_suffix(Exemplar { trace, duration, ended, .. }: &Exemplar, form: Form) -> String {
-    if form == Form::Prometheus {
+fn exemplar_suffix(
+    Exemplar { trace, duration, ended, .. }: &Exemplar,
+    form: ExpositionFormat,
+) -> String {
+    if form == ExpositionFormat::Prometheus {
         return String::new();
     }
     let ended = ended.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_of_grpc_is_unknown() {
+    fn invalid_grpc_status_numbers_are_unknown() {
         for value in ["", "17", "-1", "+", "0x0", " 0", "99999999999999999999", "OK", "\u{e9}"] {
             assert_eq!(GrpcStatus::from_value(value.as_bytes()), GrpcStatus::Unknown, "{value:?}");
         }

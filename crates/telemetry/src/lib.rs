@@ -1,6 +1,6 @@
 //! Telemetry: counters, histograms, access log, exposition.
 //!
-//! Every data core writes into a [`Shard`] of its own, with plain loads and stores; [`Telemetry`] computes the
+//! Every data core writes into a [`MetricsShard`] of its own, with plain loads and stores; [`Telemetry`] computes the
 //! sums on demand.
 
 pub mod access_log;
@@ -23,25 +23,27 @@ mod cell;
 mod dropped_lines;
 mod exemplar;
 mod exposition;
-mod reading;
+mod metric_visitor;
+mod outcome_table;
 mod status;
-mod tally;
 
-pub use access_log::{Entry, LogValue, Part, write_fields, write_json};
-pub use changes::{Changes, RuleChange, SeriesChange, Taken};
+pub use access_log::{AccessLogEntry, LogValue, TemplatePart, write_fields, write_json};
+pub use changes::{ChangeTracker, RuleChange, SeriesChange, TelemetryChanges};
 pub use dropped_lines::DroppedLines;
 pub use exemplar::Exemplar;
-pub use exposition::{Form, Names, Page, Unfit, adopt_page};
+pub use exposition::{
+    AliasNames, ExpositionFormat, ExpositionWriter, InvalidExposition, adopt_page,
+};
 pub use grpc::GrpcStatus;
 pub use histogram::{Histogram, SparseHistogram, bucket_duration};
 pub use line_queue::{LineQueue, QueueFull, lines_dropped};
 pub use log_limit::{LogLimit, LogLimits, PermittedLine};
+pub use metric_visitor::{DurationBuckets, MetricValue, MetricVisitor};
 pub use names::{ConnectionSide, Count, Gauge, Level};
-pub use reading::{Durations, Number, Reader};
 pub use recent_table::RecentTable;
 pub use rule::{RULES_MAX, RuleLabels, RuleNumber};
-pub use series::{Failure, Outcome, RequestLabels, SERIES_MAX, SeriesId, SeriesSummary};
-pub use shard::Shard;
+pub use series::{FailureCount, RequestLabels, RequestRecord, SERIES_MAX, SeriesId, SeriesSummary};
+pub use shard::MetricsShard;
 pub use telemetry::Telemetry;
-pub use terminal::{Visible, escape_controls, is_terminal_control, with_causes};
-pub use usage::{Spent, Usage, read_spent, read_usage};
+pub use terminal::{EscapingWriter, escape_controls, is_terminal_control, with_causes};
+pub use usage::{ProcessUsage, StatUsage, read_spent, read_usage};

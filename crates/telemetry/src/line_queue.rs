@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 /// Callers never wait for the output. Lines that do not fit are dropped and counted, and a note with their
 /// number follows when the output accepts lines again.
 #[derive(Debug, Clone)]
-pub struct LineQueue(Arc<Shared>);
+pub struct LineQueue(Arc<QueueShared>);
 
 /// The lines do not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueFull;
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct QueueShared {
+    state: Mutex<QueueState>,
     changed: Condvar,
     counter: &'static AtomicU64,
 }
 
 #[derive(Debug)]
-struct State {
+struct QueueState {
     waiting: Vec<u8>,
     is_writing: bool,
     /// True if the reader has closed the output: lines are then discarded.
@@ -50,7 +50,7 @@ impl LineQueue {
         output: impl Write + Send + 'static,
         counter: &'static AtomicU64,
     ) -> io::Result<Self> {
-        let state = State {
+        let state = QueueState {
             waiting: Vec::new(),
             is_writing: false,
             is_closed: false,
@@ -58,7 +58,7 @@ impl LineQueue {
             progress: Instant::now(),
         };
         let shared =
-            Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), counter });
+            Arc::new(QueueShared { state: Mutex::new(state), changed: Condvar::new(), counter });
         let thread = std::thread::Builder::new().name(name.to_owned());
         let writing = Arc::clone(&shared);
         thread.stack_size(STACK_BYTES).spawn(move || write_all(&writing, output))?;
@@ -121,7 +121,7 @@ impl LineQueue {
     /// Waits until everything is written, at most this long.
     pub fn flush(&self, max_wait: Duration) {
         let state = self.0.lock();
-        let waiting = |state: &mut State| !state.is_empty();
+        let waiting = |state: &mut QueueState| !state.is_empty();
         drop(self.0.changed.wait_timeout_while(state, max_wait, waiting));
     }
 }
@@ -143,19 +143,19 @@ pub fn lines_dropped() -> u64 {
     LINES_DROPPED.load(Ordering::Relaxed)
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl QueueShared {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl QueueState {
     fn is_empty(&self) -> bool {
         self.is_closed || (self.waiting.is_empty() && !self.is_writing)
     }
 }
 
-fn write_all(shared: &Shared, mut output: impl Write) {
+fn write_all(shared: &QueueShared, mut output: impl Write) {
     let mut lines = Vec::new();
     // An error has truncated the last written line.
     let mut is_torn = false;
@@ -195,7 +195,7 @@ fn write_all(shared: &Shared, mut output: impl Write) {
 /// Writes as much as the output accepts, and returns the number of lines lost to an error. A line that was
 /// truncated before is terminated first.
 fn write(
-    shared: &Shared,
+    shared: &QueueShared,
     output: &mut impl Write,
     lines: &[u8],
     is_torn: &mut bool,
@@ -216,7 +216,11 @@ fn write(
 }
 
 /// Writes bytes, and returns the number of bytes written before an error.
-fn write_bytes(shared: &Shared, output: &mut impl Write, bytes: &[u8]) -> (io::Result<()>, usize) {
+fn write_bytes(
+    shared: &QueueShared,
+    output: &mut impl Write,
+    bytes: &[u8],
+) -> (io::Result<()>, usize) {
     let mut written = 0;
     while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
         match output.write(rest) {
@@ -296,14 +300,14 @@ mod tests {
     }
 
     /// An output that accepts a few bytes, then fails temporarily, then accepts all.
-    struct Moody {
-        moods: Vec<io::Result<usize>>,
+    struct ErraticOutput {
+        results: Vec<io::Result<usize>>,
         taken: Arc<Mutex<Vec<u8>>>,
     }
 
-    impl Write for Moody {
+    impl Write for ErraticOutput {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let room = self.moods.pop().unwrap_or(Ok(bytes.len()))?.min(bytes.len());
+            let room = self.results.pop().unwrap_or(Ok(bytes.len()))?.min(bytes.len());
             self.taken.lock().unwrap().extend_from_slice(&bytes[..room]);
             Ok(room)
         }
@@ -318,9 +322,9 @@ mod tests {
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let busy = || Err(io::ErrorKind::WouldBlock.into());
         let full = || Err(io::ErrorKind::StorageFull.into());
-        let moods = vec![full(), Ok(2), busy(), busy(), Ok(2)];
+        let results = vec![full(), Ok(2), busy(), busy(), Ok(2)];
         let taken = Arc::new(Mutex::new(Vec::new()));
-        let output = Moody { moods, taken: taken.clone() };
+        let output = ErraticOutput { results, taken: taken.clone() };
         let queue = LineQueue::start_counting("moody", output, &DROPPED).unwrap();
         queue.push(b"one\ntwo\nthree\n").unwrap();
         queue.flush(MAX_WAIT);
@@ -336,9 +340,9 @@ mod tests {
     fn a_line_that_a_full_disk_cut_off_ends_before_the_next_one() {
         static DROPPED: AtomicU64 = AtomicU64::new(0);
         let full = || Err(io::ErrorKind::StorageFull.into());
-        let moods = vec![full(), full(), Ok(6)];
+        let results = vec![full(), full(), Ok(6)];
         let taken = Arc::new(Mutex::new(Vec::new()));
-        let output = Moody { moods, taken: taken.clone() };
+        let output = ErraticOutput { results, taken: taken.clone() };
         let queue = LineQueue::start_counting("torn", output, &DROPPED).unwrap();
         for lines in [&b"one\ntwo\nthree\n"[..], b"four\n", b"five\n"] {
             queue.push(lines).unwrap();
@@ -349,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_left_costs_nothing() {
+    fn a_closed_reader_costs_nothing() {
         let (reader, writer) = pipe().unwrap();
         drop(reader);
         let queue = LineQueue::start("lines", writer).unwrap();

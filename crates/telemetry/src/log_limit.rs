@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 /// The limits of all peers of one kind, by a key that identifies a peer.
 #[derive(Debug)]
-pub struct LogLimits<K>(Mutex<Peers<K>>);
+pub struct LogLimits<K>(Mutex<PeerLimits<K>>);
 
 #[derive(Debug)]
-struct Peers<K> {
+struct PeerLimits<K> {
     known: BTreeMap<K, LogLimit>,
     /// The shared limit of all peers without room in the table.
-    others: LogLimit,
+    overflow: LogLimit,
 }
 
 /// The limit of one peer.
@@ -59,7 +59,7 @@ impl LogLimit {
 
 impl<K> Default for LogLimits<K> {
     fn default() -> Self {
-        Self(Mutex::new(Peers { known: BTreeMap::new(), others: LogLimit::default() }))
+        Self(Mutex::new(PeerLimits { known: BTreeMap::new(), overflow: LogLimit::default() }))
     }
 }
 
@@ -68,7 +68,7 @@ impl<K: Ord> LogLimits<K> {
     pub fn permit_line(&self, peer: K, now: Instant) -> Option<PermittedLine> {
         // A thread that panicked while it held the lock left no half-written state.
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Peers { known, others } = &mut *peers;
+        let PeerLimits { known, overflow } = &mut *peers;
         if !known.contains_key(&peer) && known.len() >= PEERS_MAX {
             let mut forgotten = 0_u64;
             known.retain(|_, limit| {
@@ -76,9 +76,9 @@ impl<K: Ord> LogLimits<K> {
                 forgotten = forgotten.saturating_add(if is_idle { limit.suppressed } else { 0 });
                 !is_idle
             });
-            others.suppressed = others.suppressed.saturating_add(forgotten);
+            overflow.suppressed = overflow.suppressed.saturating_add(forgotten);
             if known.len() >= PEERS_MAX {
-                return others.permit_line(now);
+                return overflow.permit_line(now);
             }
         }
         known.entry(peer).or_default().permit_line(now)

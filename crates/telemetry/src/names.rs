@@ -9,11 +9,11 @@ pub use self::page::render_page;
 
 /// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Metric {
+pub struct MetricFamily {
     /// Its name.
     pub name: &'static str,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The names of its labels.
     pub labels: &'static [&'static str],
     /// Its description, one sentence.
@@ -22,7 +22,7 @@ pub struct Metric {
 
 /// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Monotonic until the process ends.
     Counter,
     /// A value that increases and decreases.
@@ -33,7 +33,7 @@ pub enum Kind {
     Summary,
 }
 
-impl Kind {
+impl MetricKind {
     /// The kind in the exposition format.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -47,7 +47,7 @@ impl Kind {
 }
 
 /// Every metric of a sidecar, in the order of the exposition and of the documents.
-pub fn all_metrics() -> impl Iterator<Item = &'static Metric> {
+pub fn all_metrics() -> impl Iterator<Item = &'static MetricFamily> {
     [
         &REQUESTS,
         &REQUEST_DURATION,
@@ -83,9 +83,9 @@ macro_rules! closed_list {
             pub const ALL: &'static [Self] = &[$($(Self::$variant,)+)+];
 
             /// The exposed metrics.
-            pub const METRICS: &'static [Metric] = &[$(Metric {
+            pub const METRICS: &'static [MetricFamily] = &[$(MetricFamily {
                 name: $metric,
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 labels: &$labels,
                 help: $help,
             },)+];
@@ -435,100 +435,100 @@ macro_rules! request_labels {
     };
 }
 
-pub(crate) const REQUESTS: Metric = Metric {
+pub(crate) const REQUESTS: MetricFamily = MetricFamily {
     name: "leno_requests_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: request_labels!("code", "reason", "grpc_status"),
     help: "Completed requests and TCP streams, by response code class, failure reason and gRPC status.",
 };
 
-pub(crate) const REQUEST_DURATION: Metric = Metric {
+pub(crate) const REQUEST_DURATION: MetricFamily = MetricFamily {
     name: "leno_request_duration_seconds",
-    kind: Kind::Histogram,
+    kind: MetricKind::Histogram,
     labels: request_labels!(),
     help: "Duration of requests, from the first byte received to the last byte sent.",
 };
 
-pub(crate) const REQUEST_BYTES: Metric = Metric {
+pub(crate) const REQUEST_BYTES: MetricFamily = MetricFamily {
     name: "leno_request_bytes_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: request_labels!(),
     help: "Request body bytes received from clients.",
 };
 
-pub(crate) const RESPONSE_BYTES: Metric = Metric {
+pub(crate) const RESPONSE_BYTES: MetricFamily = MetricFamily {
     name: "leno_response_bytes_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: request_labels!(),
     help: "Response body bytes sent to clients.",
 };
 
-pub(crate) const STREAMS_OPENED: Metric = Metric {
+pub(crate) const STREAMS_OPENED: MetricFamily = MetricFamily {
     name: "leno_streams_opened_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: request_labels!(),
     help: "Streaming requests, counted at their start: WebSocket and other upgrades, and bodies of unknown length in which the client of a gRPC call or the server pauses. leno_requests_total counts them when they end.",
 };
 
-pub(crate) const STREAMS: Metric = Metric {
+pub(crate) const STREAMS: MetricFamily = MetricFamily {
     name: "leno_streams",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     labels: request_labels!(),
     help: "Open streams of leno_streams_opened_total.",
 };
 
-pub(crate) const TCP_OPENED: Metric = Metric {
+pub(crate) const TCP_OPENED: MetricFamily = MetricFamily {
     name: "leno_tcp_connections_opened_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: request_labels!(),
     help: "Opaque TCP connections, counted when they open or are rejected. leno_requests_total counts them when they end.",
 };
 
-pub(crate) const DRY_RUN_DENIALS: Metric = Metric {
+pub(crate) const DRY_RUN_DENIALS: MetricFamily = MetricFamily {
     name: "leno_dry_run_denials_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: request_labels!("reason"),
     help: "Requests and TCP streams that default policy dry-run allowed and deny would reject, by reason.",
 };
 
-pub(crate) const RULE_MATCHES: Metric = Metric {
+pub(crate) const RULE_MATCHES: MetricFamily = MetricFamily {
     name: "leno_rule_matches_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: &["rule_kind", "rule_namespace", "rule_name", "rule"],
     help: "Requests and TCP streams that matched a rule.",
 };
 
-pub(crate) const CONNECTIONS_REJECTED: Metric = Metric {
+pub(crate) const CONNECTIONS_REJECTED: MetricFamily = MetricFamily {
     name: "leno_connections_rejected_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: &["reason"],
     help: "Connections rejected before any request, by reason.",
 };
 
-pub(crate) const BUILD: Metric = Metric {
+pub(crate) const BUILD: MetricFamily = MetricFamily {
     name: "leno_build_info",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     labels: &["version"],
     help: "Always 1; the label has the version.",
 };
 
-pub(crate) const LOG_LINES_DROPPED: Metric = Metric {
+pub(crate) const LOG_LINES_DROPPED: MetricFamily = MetricFamily {
     name: "leno_log_lines_dropped_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: &[],
     help: "Log lines of the process that were dropped because its output was blocked.",
 };
 
-pub(crate) const PROCESS_CPU: Metric = Metric {
+pub(crate) const PROCESS_CPU: MetricFamily = MetricFamily {
     name: "process_cpu_seconds_total",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     labels: &[],
     help: "Total user and system CPU time of the process.",
 };
 
-pub(crate) const PROCESS_MEMORY: Metric = Metric {
+pub(crate) const PROCESS_MEMORY: MetricFamily = MetricFamily {
     name: "process_resident_memory_bytes",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     labels: &[],
     help: "Resident memory of the process.",
 };
@@ -544,7 +544,7 @@ mod tests {
         let mut seen = HashSet::new();
         for metric in all_metrics().chain(control::METRICS) {
             assert!(seen.insert(metric.name), "{}", metric.name);
-            let counts = metric.kind == Kind::Counter;
+            let counts = metric.kind == MetricKind::Counter;
             assert_eq!(metric.name.ends_with("_total"), counts, "{}", metric.name);
             assert!(metric.help.ends_with('.'), "{}", metric.name);
             assert!(!metric.help.contains(['\\', '\n', '|']), "{}", metric.name);

@@ -7,14 +7,14 @@ use std::ops::RangeBounds;
 /// [`Self::use_value`]; [`Self::get`] and the iterators only read.
 #[derive(Debug)]
 pub struct RecentTable<K, V, const MAX: usize> {
-    entries: BTreeMap<K, Used<V>>,
+    entries: BTreeMap<K, TableEntry<V>>,
     /// The keys by the number of their last use: the first is the least recently used.
     order: BTreeMap<u64, K>,
     uses: u64,
 }
 
 #[derive(Debug)]
-struct Used<V> {
+struct TableEntry<V> {
     value: V,
     /// The number of its last use.
     number: u64,
@@ -42,7 +42,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
             order.remove(&used.number);
             used.number = number;
         });
-        (&mut used.or_insert_with(|| Used { value: new(), number }).value, evicted)
+        (&mut used.or_insert_with(|| TableEntry { value: new(), number }).value, evicted)
     }
 
     /// Inserts or replaces a value; returns the entry evicted for it.

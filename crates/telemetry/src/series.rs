@@ -8,9 +8,9 @@ use crate::cell::{Cell, cell_array};
 use crate::exemplar::{Exemplar, ExemplarCell};
 use crate::grpc::{CODES, GrpcStatus};
 use crate::histogram::{Histogram, HistogramCells};
-use crate::reading::{BUCKETS, exposed_bucket};
+use crate::metric_visitor::{BUCKETS, exposed_bucket};
+use crate::outcome_table::{OutcomeKey, OutcomeTable};
 use crate::status::{CLASSES, StatusClass};
-use crate::tally::{Ending, Tally};
 
 /// The labels of requests. Every value must come from rules, services or verified identities, never from
 /// clients.
@@ -56,7 +56,7 @@ pub struct SeriesId {
 
 /// The outcome of a request or byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RequestRecord {
     /// The status of the response; 0 if there was none.
     pub status: u16,
     /// The failure reason, from the closed list; `None` if the application responded.
@@ -71,7 +71,7 @@ pub struct Outcome {
     pub bytes_out: u64,
 }
 
-impl Outcome {
+impl RequestRecord {
     /// True for a failure: it has a reason, a status of 500 or more, or a gRPC status that is [the server's
     /// fault](GrpcStatus::is_failure).
     #[must_use]
@@ -93,7 +93,7 @@ pub struct SeriesSummary {
     /// status that is [the server's fault](GrpcStatus::is_failure).
     pub success: u64,
     /// The failures with a reason.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<FailureCount>,
     /// The median duration.
     pub p50: Duration,
     /// The 90th percentile of the durations.
@@ -110,7 +110,7 @@ pub struct SeriesSummary {
 
 impl SeriesSummary {
     /// Failures are ordered by code and reason; those of gRPC calls are merged into the others.
-    fn add_failure(&mut self, failure: Failure) {
+    fn add_failure(&mut self, failure: FailureCount) {
         match self.failures.last_mut() {
             Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
                 last.requests += failure.requests;
@@ -122,7 +122,7 @@ impl SeriesSummary {
 
 /// The number of requests of a series with one failure reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct FailureCount {
     /// The class of the status that the client received, such as `5xx`; `000` if there was none.
     pub code: &'static str,
     /// The reason.
@@ -146,10 +146,10 @@ pub(crate) struct SeriesCells {
     streams_opened: Cell,
     /// Completed ones of them.
     streams_ended: Cell,
-    failed: Tally,
+    failed: OutcomeTable,
     durations: HistogramCells,
     /// Traffic allowed although policies deny it, by reason; absent until the first.
-    dry_run_denials: OnceLock<Box<Tally>>,
+    dry_run_denials: OnceLock<Box<OutcomeTable>>,
     /// An exemplar for each bucket; absent until the first traced request.
     exemplars: OnceLock<Box<[ExemplarCell; BUCKETS]>>,
 }
@@ -164,7 +164,7 @@ impl SeriesCells {
             opened: Cell::default(),
             streams_opened: Cell::default(),
             streams_ended: Cell::default(),
-            failed: Tally::new(),
+            failed: OutcomeTable::new(),
             durations: HistogramCells::new(),
             dry_run_denials: OnceLock::new(),
             exemplars: OnceLock::new(),
@@ -177,8 +177,8 @@ impl SeriesCells {
     }
 
     pub(crate) fn count_audited(&self, reason: &'static str) {
-        let tally = self.dry_run_denials.get_or_init(|| Box::new(Tally::new()));
-        tally.add(Ending { class: StatusClass::None, reason, grpc: None });
+        let tally = self.dry_run_denials.get_or_init(|| Box::new(OutcomeTable::new()));
+        tally.add(OutcomeKey { class: StatusClass::None, reason, grpc: None });
     }
 
     pub(crate) fn count_opened(&self) {
@@ -193,7 +193,7 @@ impl SeriesCells {
         self.streams_ended.add(1);
     }
 
-    pub(crate) fn record_outcome(&self, outcome: &Outcome) {
+    pub(crate) fn record_outcome(&self, outcome: &RequestRecord) {
         let class = StatusClass::from_status(outcome.status);
         match (outcome.reason, outcome.grpc) {
             (None, None) => self.answered[class as usize].add(1),
@@ -202,7 +202,7 @@ impl SeriesCells {
                     self.called.get_or_init(|| Box::new([(); CODES].map(|()| cell_array())));
                 called[usize::from(status.code())][class as usize].add(1);
             }
-            (Some(reason), grpc) => self.failed.add(Ending { class, reason, grpc }),
+            (Some(reason), grpc) => self.failed.add(OutcomeKey { class, reason, grpc }),
         }
         self.bytes_in.add(outcome.bytes_in);
         self.bytes_out.add(outcome.bytes_out);
@@ -214,7 +214,7 @@ impl SeriesCells {
 #[derive(Debug)]
 pub(crate) struct SeriesTotals {
     pub(crate) labels: RequestLabels,
-    pub(crate) requests: BTreeMap<Ending, u64>,
+    pub(crate) requests: BTreeMap<OutcomeKey, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     /// TCP connections that began.
@@ -280,7 +280,7 @@ impl SeriesTotals {
         for (class, cell) in StatusClass::ALL.into_iter().zip(answered) {
             let count = cell.read();
             if count > 0 {
-                *self.requests.entry(Ending { class, reason: "", grpc }).or_default() += count;
+                *self.requests.entry(OutcomeKey { class, reason: "", grpc }).or_default() += count;
             }
         }
     }
@@ -299,13 +299,13 @@ impl SeriesTotals {
             durations: self.durations,
         };
         for (ending, requests) in self.requests {
-            let Ending { class, reason, .. } = ending;
+            let OutcomeKey { class, reason, .. } = ending;
             summary.requests += requests;
             if ending.is_success() {
                 summary.success += requests;
             }
             if !reason.is_empty() {
-                summary.add_failure(Failure { code: class.label(), reason, requests });
+                summary.add_failure(FailureCount { code: class.label(), reason, requests });
             }
         }
         summary

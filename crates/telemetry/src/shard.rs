@@ -7,16 +7,16 @@ use std::time::{Duration, SystemTime};
 
 use crate::exemplar::Exemplar;
 use crate::names::{ConnectionSide, Count, Gauge};
+use crate::outcome_table::OutcomeKey;
 use crate::rule::{RuleLabels, RuleNumber};
-use crate::series::{Outcome, RequestLabels, SeriesCells, SeriesId};
+use crate::series::{RequestLabels, RequestRecord, SeriesCells, SeriesId};
 use crate::status::StatusClass;
-use crate::tally::Ending;
 use crate::telemetry::{ShardCells, Telemetry};
 use crate::trace::{SpanId, TraceId};
 
 /// The metrics of one thread. A shard may move to another thread, but never be shared, so that counting is a
 /// load and a store. Its counts outlive it.
-pub struct Shard {
+pub struct MetricsShard {
     telemetry: Arc<Telemetry>,
     number: u32,
     cells: Arc<ShardCells>,
@@ -24,7 +24,7 @@ pub struct Shard {
     rules: RefCell<HashMap<RuleLabels, RuleNumber>>,
 }
 
-impl Shard {
+impl MetricsShard {
     /// Finds or creates the series of these labels. This compares text and may take a lock: call it once, and
     /// store the result with the plan, connection or link.
     ///
@@ -50,7 +50,7 @@ impl Shard {
     }
 
     /// Counts a completed request. The series must come from this shard; those of another are not counted.
-    pub fn record_request(&self, series: SeriesId, outcome: &Outcome) {
+    pub fn record_request(&self, series: SeriesId, outcome: &RequestRecord) {
         debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
@@ -147,7 +147,7 @@ impl Shard {
 
     /// Counts a connection that was rejected before any request.
     pub fn count_rejected(&self, reason: &'static str) {
-        self.cells.rejected.add(Ending { class: StatusClass::None, reason, grpc: None });
+        self.cells.rejected.add(OutcomeKey { class: StatusClass::None, reason, grpc: None });
     }
 
     /// Adds to a counter.
@@ -176,9 +176,9 @@ impl Telemetry {
     /// Creates a shard for another thread. Shards are never removed: create one for each data core and one for
     /// the control thread at their start.
     #[must_use]
-    pub fn new_shard(self: &Arc<Self>) -> Shard {
+    pub fn new_shard(self: &Arc<Self>) -> MetricsShard {
         let (number, cells) = self.register_shard();
-        Shard {
+        MetricsShard {
             telemetry: Arc::clone(self),
             number,
             cells,

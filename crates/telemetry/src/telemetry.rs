@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cell::{Cell, cell_array};
 use crate::names::{Count, Gauge, Level};
+use crate::outcome_table::OutcomeTable;
 use crate::rule::{RuleCells, RuleLabels, RuleNumber, RuleNumbers};
 use crate::series::{RequestLabels, SERIES_MAX, SeriesCells, SeriesSummary, SeriesTotals};
-use crate::tally::Tally;
 
 /// All metrics of a process. Readers never block the threads that count; creating a series takes a lock for the
 /// time of the search.
 #[derive(Debug)]
 pub struct Telemetry {
-    registered: Mutex<Registered>,
+    registered: Mutex<MetricRegistry>,
     levels: [Cell; Level::ALL.len()],
 }
 
@@ -132,13 +132,13 @@ impl Telemetry {
     }
 
     /// A thread that panicked while it held the lock left no half-written state.
-    fn lock(&self) -> MutexGuard<'_, Registered> {
+    fn lock(&self) -> MutexGuard<'_, MetricRegistry> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[derive(Debug, Default)]
-struct Registered {
+struct MetricRegistry {
     series: BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>>,
     shards: Vec<Arc<ShardCells>>,
     rules: RuleNumbers,
@@ -149,7 +149,7 @@ struct Registered {
 pub(crate) struct ShardCells {
     pub(crate) counts: [Cell; Count::ALL.len()],
     pub(crate) gauges: [Cell; Gauge::ALL.len()],
-    pub(crate) rejected: Tally,
+    pub(crate) rejected: OutcomeTable,
     pub(crate) rules: RuleCells,
 }
 
@@ -158,7 +158,7 @@ impl ShardCells {
         Self {
             counts: cell_array(),
             gauges: cell_array(),
-            rejected: Tally::new(),
+            rejected: OutcomeTable::new(),
             rules: RuleCells::new(),
         }
     }

@@ -32,9 +32,9 @@ pub fn escape_char(character: char) -> impl Iterator<Item = char> {
 
 /// A writer that forwards texts escaped by [`visible`].
 #[derive(Debug)]
-pub struct Visible<W>(pub W);
+pub struct EscapingWriter<W>(pub W);
 
-impl<W: fmt::Write> fmt::Write for Visible<W> {
+impl<W: fmt::Write> fmt::Write for EscapingWriter<W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.write_str(&escape_controls(text))
     }
@@ -65,22 +65,22 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Chain(Vec<String>, Option<Box<Chain>>);
+    struct ErrorChain(Vec<String>, Option<Box<ErrorChain>>);
 
-    impl Chain {
+    impl ErrorChain {
         fn from_texts(texts: &[String]) -> Option<Box<Self>> {
             let (_, rest) = texts.split_first()?;
             Some(Box::new(Self(texts.to_vec(), Self::from_texts(rest))))
         }
     }
 
-    impl fmt::Display for Chain {
+    impl fmt::Display for ErrorChain {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(&self.0[0])
         }
     }
 
-    impl std::error::Error for Chain {
+    impl std::error::Error for ErrorChain {
         fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
             let next = self.1.as_deref()?;
             Some(next)
@@ -92,19 +92,19 @@ mod tests {
         let full = io::Error::from_raw_os_error(28);
         let text = format!("cannot write: {full}");
         let chain =
-            Chain::from_texts(&[text.clone(), full.to_string(), "disk".to_owned()]).unwrap();
+            ErrorChain::from_texts(&[text.clone(), full.to_string(), "disk".to_owned()]).unwrap();
         assert_eq!(with_causes(&*chain), format!("{text}: disk"));
-        let chain = Chain::from_texts(&["a".to_owned(), "b".to_owned()]).unwrap();
+        let chain = ErrorChain::from_texts(&["a".to_owned(), "b".to_owned()]).unwrap();
         assert_eq!(with_causes(&*chain), "a: b");
     }
 
     proptest! {
         #[test]
-        fn no_text_steers_a_terminal_and_all_of_it_can_be_read_back(text in any::<String>()) {
+        fn texts_are_escaped_without_loss(text in any::<String>()) {
             let shown = escape_controls(&text);
             prop_assert!(!shown.contains(is_terminal_control), "{shown:?}");
             let mut written = String::new();
-            Visible(&mut written).write_str(&text).unwrap();
+            EscapingWriter(&mut written).write_str(&text).unwrap();
             prop_assert_eq!(&written, &shown);
             prop_assert_eq!(text.contains(is_terminal_control), matches!(shown, Cow::Owned(_)));
         }
@@ -113,7 +113,7 @@ mod tests {
         fn every_part_of_a_chain_is_named_once(
             texts in proptest::collection::vec("[a-c]{1,3}( [a-c]{1,3})?", 1..6)
         ) {
-            let chain = Chain::from_texts(&texts).unwrap();
+            let chain = ErrorChain::from_texts(&texts).unwrap();
             let shown = with_causes(&*chain);
             for text in &texts {
                 prop_assert!(shown.contains(text.as_str()));

@@ -4,15 +4,15 @@
 //! (<https://github.com/openzipkin/b3-propagation>), in one header and in several. Other parts of a context
 //! (`tracestate`, baggage) are forwarded unchanged.
 
-mod carrier;
 mod hexadecimal;
-mod written;
+mod propagated_headers;
+mod received_headers;
 
 use std::fmt;
 use std::num::{NonZeroU64, NonZeroU128};
 
-pub use carrier::Carrier;
-pub use written::{FIELDS_MAX, Written};
+pub use propagated_headers::{FIELDS_MAX, PropagatedHeaders};
+pub use received_headers::TraceHeaders;
 
 /// A trace ID; never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,11 +24,11 @@ pub struct SpanId(pub NonZeroU64);
 
 /// The context of a received request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Context {
+pub struct TraceContext {
     /// The trace and the span of the sender; absent if the context has a sampling decision only.
     pub ids: Option<(TraceId, SpanId)>,
     /// The sampling decision of the sender.
-    pub decision: Decision,
+    pub decision: SamplingDecision,
     /// True if the trace ID has 16 digits, as in older B3.
     pub is_narrow: bool,
     /// True if the context comes from `traceparent`.
@@ -37,7 +37,7 @@ pub struct Context {
 
 /// The sampling decision of the sender of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision {
+pub enum SamplingDecision {
     /// The trace is sampled.
     Sampled,
     /// The trace is not sampled.
@@ -50,7 +50,7 @@ pub enum Decision {
 
 /// The propagation formats of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Forms {
+pub struct PropagationFormats {
     /// `traceparent`.
     pub w3c: bool,
     /// `b3`.
@@ -61,7 +61,7 @@ pub struct Forms {
 
 /// A span of a trace, and the propagation of its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct TraceSpan {
     /// The trace.
     pub trace: TraceId,
     /// The span itself.
@@ -72,46 +72,46 @@ pub struct Span {
     pub is_sampled: bool,
     is_debug: bool,
     is_narrow: bool,
-    forms: Forms,
+    forms: PropagationFormats,
     /// The received headers that are replaced or removed.
     replaced: &'static [&'static str],
 }
 
-impl Span {
+impl TraceSpan {
     /// Continues the trace of a request, or starts one. `forms`: the propagation format of a new trace.
-    /// `chance` returns random numbers; `samples` makes the sampling decision from one if the sender has made
+    /// `random` returns random numbers; `samples` makes the sampling decision from one if the sender has made
     /// none.
     pub fn from_carrier(
-        carrier: &Carrier<'_>,
-        forms: Forms,
-        chance: &mut impl FnMut() -> u64,
+        headers: &TraceHeaders<'_>,
+        forms: PropagationFormats,
+        random: &mut impl FnMut() -> u64,
         samples: impl FnOnce(u64) -> bool,
     ) -> Self {
-        let context = carrier.parse_context();
+        let context = headers.parse_context();
         let (trace, parent) = match context.and_then(|context| context.ids) {
             Some((trace, parent)) => (trace, Some(parent)),
-            None => (TraceId::from_random(chance), None),
+            None => (TraceId::from_random(random), None),
         };
-        let decision = context.map_or(Decision::Deferred, |context| context.decision);
-        let brought = carrier.received_forms();
+        let decision = context.map_or(SamplingDecision::Deferred, |context| context.decision);
+        let received = headers.received_forms();
         Self {
             trace,
-            id: SpanId::from_random(chance),
+            id: SpanId::from_random(random),
             parent,
             is_sampled: match decision {
-                Decision::Sampled | Decision::Debug => true,
-                Decision::NotSampled => false,
-                Decision::Deferred => samples(chance()),
+                SamplingDecision::Sampled | SamplingDecision::Debug => true,
+                SamplingDecision::NotSampled => false,
+                SamplingDecision::Deferred => samples(random()),
             },
-            is_debug: decision == Decision::Debug,
+            is_debug: decision == SamplingDecision::Debug,
             is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
-            forms: if brought == Forms::default() { forms } else { brought },
+            forms: if received == PropagationFormats::default() { forms } else { received },
             // W3C §3.3: a `tracestate` is invalid without the `traceparent` that it came with.
-            replaced: carrier.header_names(context.is_some_and(|context| context.is_w3c)),
+            replaced: headers.header_names(context.is_some_and(|context| context.is_w3c)),
         }
     }
 
-    /// The names of the headers that [`Written`] replaces; at least of those that are present.
+    /// The names of the headers that [`PropagatedHeaders`] replaces; at least of those that are present.
     #[must_use]
     pub fn replaced_headers(&self) -> &'static [&'static str] {
         self.replaced
@@ -119,16 +119,16 @@ impl Span {
 }
 
 impl TraceId {
-    fn from_random(chance: &mut impl FnMut() -> u64) -> Self {
+    fn from_random(random: &mut impl FnMut() -> u64) -> Self {
         // W3C level 2, §random-trace-id: at least the right half is random.
-        let id = u128::from(chance()) << 64 | u128::from(chance());
+        let id = u128::from(random()) << 64 | u128::from(random());
         Self(NonZeroU128::new(id).unwrap_or(NonZeroU128::MIN))
     }
 }
 
 impl SpanId {
-    fn from_random(chance: &mut impl FnMut() -> u64) -> Self {
-        Self(NonZeroU64::new(chance()).unwrap_or(NonZeroU64::MIN))
+    fn from_random(random: &mut impl FnMut() -> u64) -> Self {
+        Self(NonZeroU64::new(random()).unwrap_or(NonZeroU64::MIN))
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub struct ProcessUsage {
     /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
     pub cpu: Duration,
     /// Resident memory.
@@ -23,12 +23,12 @@ pub struct Usage {
 ///
 /// # Errors
 /// If there is no such process, it belongs to another user, or the system is not Linux.
-pub fn read_usage(pid: u32) -> io::Result<Usage> {
+pub fn read_usage(pid: u32) -> io::Result<ProcessUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let (ticks, threads) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let private = ["Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"];
-    Ok(Usage {
+    Ok(ProcessUsage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
         rss_kib: parse_kib(&memory, "Rss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
         pss_kib: parse_kib(&memory, "Pss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
@@ -39,7 +39,7 @@ pub fn read_usage(pid: u32) -> io::Result<Usage> {
 
 /// The resource usage of a process from `stat` and `statm` only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spent {
+pub struct StatUsage {
     /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
     pub cpu: Duration,
     /// Resident memory without file-backed pages: memory of this process only, without its program.
@@ -50,13 +50,13 @@ pub struct Spent {
 ///
 /// # Errors
 /// As [`usage`].
-pub fn read_spent(pid: u32) -> io::Result<Spent> {
+pub fn read_spent(pid: u32) -> io::Result<StatUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let memory = fs::read_to_string(format!("/proc/{pid}/statm"))?;
     let pages = own_pages(&memory).ok_or_else(|| malformed_file("statm"))?;
     let page_kib = rustix::param::page_size() as u64 / 1024;
-    Ok(Spent {
+    Ok(StatUsage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
         own_kib: pages.saturating_mul(page_kib),
     })
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_short_lines_tell_of_memory_too() {
+    fn statm_has_the_resident_memory() {
         assert_eq!(own_pages("9000 700 600 1 0 5 0\n"), Some(100));
         assert_eq!(own_pages("9000 600 700 1 0 5 0\n"), Some(0));
         for bad in ["", "1 2", "1 x 3"] {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_of_this_process_and_not_of_one_that_is_none() {
+    fn usage_is_read_for_this_process_and_not_for_a_missing_one() {
         let own = read_usage(std::process::id()).unwrap();
         assert!(own.rss_kib >= own.private_kib, "{own:?}");
         assert!(own.private_kib > 0 && own.pss_kib > 0 && own.threads > 0, "{own:?}");

@@ -5,15 +5,16 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    Access, AnyOf, Authorization, CheckService, CheckServiceAddress, Cors, Descriptor,
-    DescriptorEntry, DescriptorValue, FailureMode, FixedResponse, GlobalLimit, Guard, HedgeRule,
-    JwtValidation, OriginPattern, PathMatch, PortGuard, PortLimits, RateLimits, RequestMatch,
-    Required, RetryRule, Server, ServicePolicyKind, ServicePolicyName, WorkloadPlan,
+    Access, AllowedWords, Authorization, CheckService, CheckServiceAddress, Cors, Descriptor,
+    DescriptorEntry, DescriptorValue, FailureMode, FixedResponse, GlobalLimit, HedgeRule,
+    JwtValidation, OriginPattern, PathMatch, PortCheck, PortLimits, RateLimits, RequestCheck,
+    RequestMatch, RetryRule, Server, ServicePolicyKind, ServicePolicyName, TokenRequirement,
+    WorkloadConfig,
 };
 use leno_traffic::budget::RetryBudget;
-use leno_traffic::guard::Guards;
-use leno_traffic::hedge::Hedged;
-use leno_traffic::{Attempt, Sent};
+use leno_traffic::hedge::HedgeConditions;
+use leno_traffic::request_checks::CompiledChecks;
+use leno_traffic::{FailedAttempt, SentPart};
 
 use crate::asked::{Asked, sample_request};
 use crate::member::proxy_config;
@@ -26,8 +27,8 @@ pub(crate) fn retry_rule() -> (RetryRule, RetryBudget) {
 }
 
 /// A first attempt with an idempotent method.
-pub(crate) const ATTEMPT: Attempt = Attempt {
-    sent: Sent::HeadOrMore,
+pub(crate) const ATTEMPT: FailedAttempt = FailedAttempt {
+    sent: SentPart::HeadOrMore,
     idempotent: true,
     body_replayable: true,
     response_started: false,
@@ -40,17 +41,17 @@ pub(crate) fn hedge_rule() -> HedgeRule {
     HedgeRule { after: Duration::from_millis(20), methods: Vec::new() }
 }
 
-pub(crate) const HEDGED: Hedged<'_> =
-    Hedged { method: "GET", waits: false, keeps: false, retries: 0 };
+pub(crate) const HEDGED: HedgeConditions<'_> =
+    HedgeConditions { method: "GET", waits: false, keeps: false, retries: 0 };
 
 /// CORS for one origin, with two methods.
 pub(crate) fn cors_rule() -> Cors {
     Cors {
         origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
         credentials: false,
-        methods: AnyOf::Only(vec!["PUT".to_owned(), "DELETE".to_owned()]),
-        headers: AnyOf::default(),
-        exposed: AnyOf::default(),
+        methods: AllowedWords::Only(vec!["PUT".to_owned(), "DELETE".to_owned()]),
+        headers: AllowedWords::default(),
+        exposed: AllowedWords::default(),
         max_age_seconds: 5,
     }
 }
@@ -63,7 +64,7 @@ pub(crate) fn from_page() -> Asked {
 }
 
 /// Requests for one path require a token, external authorization and a global rate limit by client.
-pub(crate) fn port_guards() -> Guards {
+pub(crate) fn port_guards() -> CompiledChecks {
     let requests = || {
         vec![RequestMatch {
             path: PathMatch::Exact("/shop/7".to_owned()),
@@ -77,12 +78,16 @@ pub(crate) fn port_guards() -> Guards {
         context_extensions: Vec::new(),
         body: None,
     };
-    let tokens = JwtValidation { issuers: Vec::new(), required: Required::Of(requests()) };
+    let tokens =
+        JwtValidation { issuers: Vec::new(), required: TokenRequirement::Matching(requests()) };
     let guards = [
-        (ServicePolicyKind::ExternalAuthorization, Guard::Authorization(Box::new(authorization))),
-        (ServicePolicyKind::JwtValidation, Guard::Tokens(Box::new(tokens))),
+        (
+            ServicePolicyKind::ExternalAuthorization,
+            RequestCheck::Authorization(Box::new(authorization)),
+        ),
+        (ServicePolicyKind::JwtValidation, RequestCheck::Tokens(Box::new(tokens))),
     ];
-    let guards = guards.map(|(kind, guard)| PortGuard { policy: policy_name(kind), guard });
+    let guards = guards.map(|(kind, guard)| PortCheck { policy: policy_name(kind), check: guard });
     let entry = DescriptorEntry { key: "method".to_owned(), value: DescriptorValue::Method };
     let global = GlobalLimit {
         check_service: check_service(),
@@ -97,19 +102,19 @@ pub(crate) fn port_guards() -> Guards {
     };
     let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
-    let plan = WorkloadPlan {
-        guards: BTreeMap::from([(PORT, guards.to_vec())]),
+    let plan = WorkloadConfig {
+        request_checks: BTreeMap::from([(PORT, guards.to_vec())]),
         limits: BTreeMap::from([(PORT, vec![limits])]),
         ..proxy_config(Access::AllowAll)
     };
-    Guards::build(&plan).expect("guards").expect("there are some")
+    CompiledChecks::build(&plan).expect("guards").expect("there are some")
 }
 
 fn check_service() -> CheckService {
     let server = Server::parse("http://192.0.2.2:9000").expect("a server");
     let timeout = Duration::from_millis(200);
     CheckService {
-        at: CheckServiceAddress::Outside(server),
+        at: CheckServiceAddress::External(server),
         timeout,
         failure_mode: FailureMode::Deny,
     }

@@ -1,7 +1,7 @@
 //! Inputs of the benchmarks in `instructions.rs`.
 
 use leno_model::{
-    Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortSet, PortView, Protocol,
+    Access, AccessRule, FieldMatch, PathMatch, PolicyName, PortConfig, PortSet, Protocol,
     RequestMatch, RouteName, RouteRule, ServiceAccount, ServiceName, SpiffeId, TrafficPolicy,
     TrustDomain, ValueMatch, WeightedBackend,
 };
@@ -42,7 +42,7 @@ pub(crate) fn path_prefix(place: &str) -> PathMatch {
 }
 
 pub(crate) fn compile_routes(matches: Vec<RequestMatch>) -> PortRoutes {
-    let view = PortView {
+    let view = PortConfig {
         name: None,
         protocol: Protocol::Http,
         routed: true,

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    Abort, AdaptiveConcurrency, BalanceAlgorithm, Caller, Callers, Concurrency, EjectionTime,
-    Endpoint, EndpointId, FailureClasses, FailureRate, FallbackPolicy, FaultRule, Faults,
-    FieldTest, FixedResponse, HashKey, LaneMark, LaneRule, LoadBalancing, OutlierAlgorithm,
-    OutlierDetection, PortLimits, Rate, RateLimitKey, RateLimits, RateRule, RouteKind, RouteName,
-    RuleOrigin, SermantCommon, SermantRemoval, SermantRule, ServiceAccount, ServiceName,
-    ServicePolicyKind, ServicePolicyName, TagDialect, TagMatch, TagRouteName, TagRule, TagRules,
-    TagSet, TagSplit, TagTarget, TagValue, TcpRule, TextRelation, TooMany, Trip, ValueTest, WarmUp,
-    WeightedBackend, WorkloadName,
+    AdaptiveConcurrency, BalanceAlgorithm, CallerAttributes, CallerMatch, Concurrency,
+    EjectionTime, Endpoint, EndpointId, FailureClasses, FailureRate, FailureThreshold,
+    FallbackPolicy, FaultAbort, FaultRule, FieldTest, FixedResponse, HashKey, LaneMark, LaneRule,
+    LoadBalancing, OutlierAlgorithm, OutlierDetection, PortFaults, PortLimits, Rate, RateLimitKey,
+    RateLimits, RateRule, RouteKind, RouteName, RuleOrigin, SermantCommon, SermantRemoval,
+    SermantRule, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, SlowStart,
+    TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue,
+    TcpRule, TextRelation, TripConditions, ValueTest, WeightedBackend, WorkloadName,
 };
 use leno_traffic::balance::Balancer;
-use leno_traffic::balance::hashing::Places;
-use leno_traffic::circuit::Circuit;
-use leno_traffic::fault::FaultPlan;
+use leno_traffic::balance::hashing::EndpointHashTable;
+use leno_traffic::circuit_breaker::Circuit;
+use leno_traffic::fault::CompiledFaults;
 use leno_traffic::outlier::OutlierDetector;
-use leno_traffic::{Lanes, Limits, TagPlan};
+use leno_traffic::{CompiledLimits, CompiledTagRules, Lanes};
 
 use crate::asked::{Asked, sample_request};
 
@@ -48,13 +48,13 @@ pub(crate) fn rule_origin(dialect: TagDialect, index: usize) -> RuleOrigin {
     RuleOrigin { dialect, name, index: u32::try_from(index).expect("a place") }
 }
 
-pub(crate) fn tag_rules(count: usize) -> TagPlan {
+pub(crate) fn tag_rules(count: usize) -> CompiledTagRules {
     let rule = |index: usize| {
         let tags = [("version".to_owned(), TagValue::Is((index % 10).to_string()))];
         TagRule {
             origin: rule_origin(TagDialect::TagRoute, index),
             precedence: 0,
-            from: Callers::default(),
+            from: CallerMatch::default(),
             matches: with_version(&format!("v-{index}")),
             split: TagSplit {
                 targets: vec![TagTarget { weight: 1, set: TagSet::All(tags.into()) }],
@@ -70,7 +70,8 @@ pub(crate) fn tag_rules(count: usize) -> TagPlan {
         fallback_policy: vec![FallbackPolicy::Default, FallbackPolicy::Any],
         by_caller: Vec::new(),
     };
-    TagPlan::build(&Arc::new(rules), &Caller::default(), &ten_endpoints(), None).expect("rules")
+    CompiledTagRules::build(&Arc::new(rules), &CallerAttributes::default(), &ten_endpoints(), None)
+        .expect("rules")
 }
 
 pub(crate) fn compile_lanes() -> Lanes {
@@ -126,12 +127,12 @@ pub(crate) fn sermant_removal() -> OutlierDetector {
 }
 
 pub(crate) fn test_circuit() -> Circuit {
-    Circuit::new(Trip {
+    Circuit::new(TripConditions {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
         buckets: 10,
         requests_min: 20,
-        failed: TooMany { share_ppm: Some(500_000), number: None },
+        failed: FailureThreshold { share_ppm: Some(500_000), number: None },
         consecutive_failures: None,
         slow: None,
         open_duration: Duration::from_secs(20),
@@ -139,7 +140,7 @@ pub(crate) fn test_circuit() -> Circuit {
     })
 }
 
-pub(crate) fn compile_limits(key: RateLimitKey) -> Limits {
+pub(crate) fn compile_limits(key: RateLimitKey) -> CompiledLimits {
     let rule = RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
@@ -152,20 +153,20 @@ pub(crate) fn compile_limits(key: RateLimitKey) -> Limits {
     limits_of(RateLimits { rules: vec![rule], ..RateLimits::default() })
 }
 
-pub(crate) fn at_once(is_adaptive: bool) -> Limits {
+pub(crate) fn at_once(is_adaptive: bool) -> CompiledLimits {
     let adaptive = is_adaptive
         .then_some(AdaptiveConcurrency { min_concurrency: 4, latency_tolerance_percent: 50 });
     let concurrency = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
     limits_of(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
 }
 
-fn limits_of(limits: RateLimits) -> Limits {
+fn limits_of(limits: RateLimits) -> CompiledLimits {
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
-    Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
+    CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }
 
-pub(crate) fn fault_plan() -> FaultPlan {
-    let abort = Abort { share_ppm: 10_000, response: FixedResponse::default(), grpc: None };
+pub(crate) fn fault_plan() -> CompiledFaults {
+    let abort = FaultAbort { share_ppm: 10_000, response: FixedResponse::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
@@ -174,18 +175,19 @@ pub(crate) fn fault_plan() -> FaultPlan {
         abort: Some(abort),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection);
-    FaultPlan::compile(&Faults { policy, rules: vec![rule] }).expect("faults")
+    CompiledFaults::compile(&PortFaults { policy, rules: vec![rule] }).expect("faults")
 }
 
-pub(crate) fn hash_places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Places {
-    Places::for_endpoints(&algorithm(HashKey::Source), &ten_endpoints()).expect("it hashes")
+pub(crate) fn hash_places(algorithm: fn(HashKey) -> BalanceAlgorithm) -> EndpointHashTable {
+    EndpointHashTable::for_endpoints(&algorithm(HashKey::Source), &ten_endpoints())
+        .expect("it hashes")
 }
 
 /// Slow start from 10 % to 100 % within a minute.
 pub(crate) fn slow_start_balancer() -> Balancer {
-    let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
+    let warm_up = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
     let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
-    Balancer::new(LoadBalancing { algorithm, warm_up })
+    Balancer::new(LoadBalancing { algorithm, slow_start: warm_up })
 }
 
 /// 90 % of connections to one backend, the rest to another.

@@ -21,9 +21,9 @@ use std::time::Duration;
 
 use gungraun::{library_benchmark, library_benchmark_group};
 use leno_model::{MatchedBy, PolicyAction, ServiceAccount};
-use leno_traffic::fault::FaultPlan;
+use leno_traffic::fault::CompiledFaults;
 use leno_traffic::route::{PortRoutes, RouteChoice};
-use leno_traffic::{EgressRules, Lanes, Limits, RequestView, TlsChoice, TlsRoutes};
+use leno_traffic::{CompiledLimits, EgressRules, Lanes, RequestView, TlsChoice, TlsRoutes};
 
 use self::asked::{Asked, DRAW};
 use self::many::{
@@ -138,7 +138,7 @@ fn traffic_target(judged: Judged, asked: Asked) -> (Judged, Asked) {
 #[library_benchmark]
 #[bench::of_10(args = (path_limits(10), at_a_place(10)), config = limited_to(1_561))]
 #[bench::of_10000(args = (path_limits(10_000), at_a_place(10_000)), config = limited_to(1_150))]
-fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
+fn rate_limit(limits: CompiledLimits, asked: Asked) -> (CompiledLimits, Asked) {
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit_request(PORT, &asked.request_view(), None, now).is_ok());
     (limits, asked)
@@ -148,7 +148,7 @@ fn rate_limit(limits: Limits, asked: Asked) -> (Limits, Asked) {
 #[library_benchmark]
 #[bench::of_10(args = (limits_below(10), in_the_shop(10)), config = limited_to(1_625))]
 #[bench::of_10000(args = (limits_below(10_000), in_the_shop(10_000)), config = limited_to(1_250))]
-fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
+fn rate_limit_by_prefix(limits: CompiledLimits, asked: Asked) -> (CompiledLimits, Asked) {
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit_request(PORT, &asked.request_view(), None, now).is_ok());
     (limits, asked)
@@ -158,7 +158,7 @@ fn rate_limit_by_prefix(limits: Limits, asked: Asked) -> (Limits, Asked) {
 #[library_benchmark]
 #[bench::of_10(args = (limits_of_callers(10), (at_a_place(10), caller_of_rule(10))), config = limited_to(4_369))]
 #[bench::of_10000(args = (limits_of_callers(10_000), (at_a_place(10_000), caller_of_rule(10_000))), config = limited_to(1_526))]
-fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
+fn rate_limit_by_caller(limits: CompiledLimits, asking: Asking) -> (CompiledLimits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit_request(PORT, &asked.request_view(), Some(caller), now).is_ok());
@@ -169,7 +169,7 @@ fn rate_limit_by_caller(limits: Limits, asking: Asking) -> (Limits, Asking) {
 #[library_benchmark]
 #[bench::of_10(args = (path_faults(10), (at_a_place(10), service_account())), config = limited_to(714))]
 #[bench::of_10000(args = (path_faults(10_000), (at_a_place(10_000), service_account())), config = limited_to(457))]
-fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
+fn fault_injection(faults: CompiledFaults, asking: Asking) -> (CompiledFaults, Asking) {
     let (asked, caller) = &asking;
     let injected = faults.draw_faults(&asked.request_view(), caller, &mut || black_box(u64::MAX));
     assert!(black_box(injected).is_none());

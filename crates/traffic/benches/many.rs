@@ -5,18 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_model::{
-    Abort, Access, AccessRule, EgressRule, Entry, FaultRule, Faults, FieldMatch, FieldTest,
-    FixedResponse, HostPattern, InboundPolicy, IpRange, LaneMark, LaneRule, MatchedBy, NamePattern,
-    Opening, PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule, PortLimits, PortSet,
-    PortView, Protocol, Rate, RateLimitKey, RateLimits, RateRule, RequestMatch, RouteName,
-    RouteRule, RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName,
-    SpiffeId, TagDialect, TagMatch, TagRouteName, TextRelation, TlsRule, TrafficPolicy, ValueMatch,
-    ValueTest, WeightedBackend, WorkloadPlan,
+    Access, AccessRule, EgressRule, FaultAbort, FaultRule, FieldMatch, FieldTest, FixedResponse,
+    HostPattern, InboundPolicy, IngressProtocol, IngressRule, IpRange, LaneMark, LaneRule,
+    MatchedBy, NamePattern, PathMatch, PeerMatch, PolicyAction, PolicyName, PolicyRule, PortConfig,
+    PortFaults, PortLimits, PortSet, Protocol, Rate, RateLimitKey, RateLimits, RateRule,
+    RequestMatch, RouteName, RouteRule, RuleOrigin, ServiceAccount, ServiceName, ServicePolicyKind,
+    ServicePolicyName, SpiffeId, TagDialect, TagMatch, TagRouteName, TextRelation, TlsRule,
+    TrafficPolicy, ValueMatch, ValueTest, WeightedBackend, WorkloadConfig,
 };
-use leno_traffic::fault::FaultPlan;
+use leno_traffic::fault::CompiledFaults;
 use leno_traffic::route::PortRoutes;
 use leno_traffic::{
-    Carrier, ConnectionPermit, EgressRules, InboundAccess, Lanes, Limits, Origin, TlsRoutes,
+    CompiledLimits, ConnectionOrigin, ConnectionPermit, EgressRules, InboundAccess, Lanes,
+    SessionTransport, TlsRoutes,
 };
 
 use crate::asked::{Asked, on_a_page, sample_request};
@@ -27,7 +28,7 @@ pub(crate) type Judged = (InboundAccess, ConnectionPermit);
 
 /// Inbound authorization, with a peer or a client of known origin.
 pub(crate) type Coming = (InboundAccess, SpiffeId);
-pub(crate) type Visited = (InboundAccess, Origin);
+pub(crate) type Visited = (InboundAccess, ConnectionOrigin);
 
 /// A request to an external host, and that host.
 pub(crate) type Sent = (Asked, &'static str);
@@ -94,30 +95,33 @@ fn compile_routes(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoute
         actions: leno_model::RuleActions::default(),
         kind: leno_model::RouteKind::default(),
     };
-    let view = PortView { routed: true, rules: (0..rules).map(rule).collect(), ..empty_port() };
+    let view = PortConfig { routed: true, rules: (0..rules).map(rule).collect(), ..empty_port() };
     PortRoutes::compile(&view).expect("the rules are valid")
 }
 
 /// Limits of one policy, each for one path.
-pub(crate) fn path_limits(rules: usize) -> Limits {
+pub(crate) fn path_limits(rules: usize) -> CompiledLimits {
     compile_limits(rules, |number| {
         (vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))], Vec::new())
     })
 }
 
 /// Limits of one policy, each for paths below one prefix in a shop.
-pub(crate) fn limits_below(rules: usize) -> Limits {
+pub(crate) fn limits_below(rules: usize) -> CompiledLimits {
     compile_limits(rules, |number| {
         (vec![path_match(PathMatch::Prefix(format!("/shop/place-{number}")))], Vec::new())
     })
 }
 
 /// Limits of one policy, each for one account.
-pub(crate) fn limits_of_callers(rules: usize) -> Limits {
+pub(crate) fn limits_of_callers(rules: usize) -> CompiledLimits {
     compile_limits(rules, |number| (Vec::new(), vec![only_caller(&numbered_account(number))]))
 }
 
-fn compile_limits(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>)) -> Limits {
+fn compile_limits(
+    rules: usize,
+    about: fn(usize) -> (Vec<RequestMatch>, Vec<PeerMatch>),
+) -> CompiledLimits {
     let rule = |number, (requests, peers)| RateRule {
         name: format!("rules[{number}]"),
         requests,
@@ -130,21 +134,25 @@ fn compile_limits(rules: usize, about: fn(usize) -> (Vec<RequestMatch>, Vec<Peer
     let rules = (0..rules).map(|number| rule(number, about(number))).collect();
     let limits = RateLimits { rules, ..RateLimits::default() };
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
-    Limits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
+    CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None).expect("limits")
 }
 
 /// Faults of one policy, each for one path.
-pub(crate) fn path_faults(rules: usize) -> FaultPlan {
+pub(crate) fn path_faults(rules: usize) -> CompiledFaults {
     let rule = |number| FaultRule {
         name: format!("rules[{number}]"),
         requests: vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))],
         peers: Vec::new(),
         delay: None,
-        abort: Some(Abort { share_ppm: 10_000, response: FixedResponse::default(), grpc: None }),
+        abort: Some(FaultAbort {
+            share_ppm: 10_000,
+            response: FixedResponse::default(),
+            grpc: None,
+        }),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection);
     let rules = (0..rules).map(rule).collect();
-    FaultPlan::compile(&Faults { policy, rules }).expect("faults")
+    CompiledFaults::compile(&PortFaults { policy, rules }).expect("faults")
 }
 
 /// Routes of TLS sessions, each for one server name.
@@ -156,7 +164,7 @@ pub(crate) fn tls_routes(rules: usize) -> TlsRoutes {
         ungranted_weight: 0,
     };
     let tls_rules = (0..rules).map(rule).collect();
-    TlsRoutes::compile(&PortView { protocol: Protocol::Tcp, tls_rules, ..empty_port() })
+    TlsRoutes::compile(&PortConfig { protocol: Protocol::Tcp, tls_rules, ..empty_port() })
 }
 
 /// Rules of an access policy that allow or deny one path each to one account.
@@ -203,9 +211,9 @@ fn allow_rule(account: &ServiceAccount, number: usize) -> PolicyRule {
     }
 }
 
-fn guarded_config(rules: Vec<PolicyRule>) -> WorkloadPlan {
+fn guarded_config(rules: Vec<PolicyRule>) -> WorkloadConfig {
     let inbound = InboundPolicy { is_dry_run: false, rules };
-    WorkloadPlan { inbound, ..proxy_config(Access::AllowListed(Vec::new())) }
+    WorkloadConfig { inbound, ..proxy_config(Access::AllowListed(Vec::new())) }
 }
 
 fn only_caller(account: &ServiceAccount) -> PeerMatch {
@@ -228,7 +236,7 @@ pub(crate) fn traffic_targets(rules: usize) -> Judged {
 pub(crate) fn ingress_rules(rules: usize) -> Judged {
     let requests = |number| vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))];
     let access = compile_ingress(rules, |number| (None, Some(requests(number))));
-    let origin = Origin { address: OUTSIDE.ip(), carrier: Carrier::Clear };
+    let origin = ConnectionOrigin { address: OUTSIDE.ip(), transport: SessionTransport::Plaintext };
     let permit = access.visit(None, PORT, Some(origin)).expect("it is open");
     (access, permit)
 }
@@ -238,23 +246,30 @@ pub(crate) fn openings_by_address(rules: usize) -> Visited {
     let access = compile_ingress(rules, |number| {
         (Some(vec![IpRange::from(numbered_address(number))]), None)
     });
-    (access, Origin { address: numbered_address(deciding_rule(rules)), carrier: Carrier::Clear })
+    (
+        access,
+        ConnectionOrigin {
+            address: numbered_address(deciding_rule(rules)),
+            transport: SessionTransport::Plaintext,
+        },
+    )
 }
 
 type OpenTo = (Option<Vec<IpRange>>, Option<Vec<RequestMatch>>);
 
 fn compile_ingress(rules: usize, to: impl Fn(usize) -> OpenTo) -> InboundAccess {
-    let opening = |number, (ranges, requests)| Opening {
+    let opening = |number, (ranges, requests)| IngressRule {
         policy: format!("IngressBackend shop/place-{number}").parse().expect("a name"),
         port: PORT,
-        entry: Entry::Http,
+        protocol: IngressProtocol::Http,
         ranges,
         accounts: Vec::new(),
         external_principals: Vec::new(),
         requests,
     };
     let openings = (0..rules).map(|number| opening(number, to(number))).collect();
-    let plan = WorkloadPlan { openings, ..proxy_config(Access::AllowListed(Vec::new())) };
+    let plan =
+        WorkloadConfig { ingress_rules: openings, ..proxy_config(Access::AllowListed(Vec::new())) };
     InboundAccess::from_config(&plan).expect("the rules are valid")
 }
 
@@ -293,15 +308,15 @@ pub(crate) fn egress_rules(rules: usize, matched_by: MatchedBy) -> EgressRules {
     EgressRules::compile(&(0..rules).map(egress_rule).collect::<Vec<_>>()).expect("outlets")
 }
 
-fn compile_access(plan: WorkloadPlan) -> Judged {
+fn compile_access(plan: WorkloadConfig) -> Judged {
     let access = InboundAccess::from_config(&plan).expect("the rules are valid");
     let peer = SpiffeId { trust_domain: plan.trust_domain, account: service_account() };
     let permit = access.authorize_connection(Some(&peer), PORT).expect("a member of the mesh");
     (access, permit)
 }
 
-fn empty_port() -> PortView {
-    PortView {
+fn empty_port() -> PortConfig {
+    PortConfig {
         name: None,
         protocol: Protocol::Http,
         routed: false,

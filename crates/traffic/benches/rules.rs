@@ -22,16 +22,18 @@ use std::time::{Duration, Instant};
 use gungraun::{library_benchmark, library_benchmark_group};
 use leno_model::{BalanceAlgorithm, Cors, HedgeRule, RateLimitKey, RetryRule, TcpRule};
 use leno_traffic::balance::Balancer;
-use leno_traffic::balance::hashing::{Places, hash_key};
+use leno_traffic::balance::hashing::{EndpointHashTable, hash_key};
 use leno_traffic::budget::RetryBudget;
-use leno_traffic::circuit::{Circuit, Shown};
+use leno_traffic::circuit_breaker::{Circuit, RequestOutcome};
 use leno_traffic::cors::{CrossOrigin, apply_cors};
-use leno_traffic::fault::FaultPlan;
-use leno_traffic::guard::{Asking as Named, Guards};
+use leno_traffic::fault::CompiledFaults;
 use leno_traffic::hedge::may_hedge;
-use leno_traffic::outlier::{OutlierDetector, Seen};
+use leno_traffic::outlier::{OutlierDetector, RequestResult};
+use leno_traffic::request_checks::{CheckedClient as Named, CompiledChecks};
 use leno_traffic::retry::retry_pause;
-use leno_traffic::{FieldEdits, Lanes, Limits, Setback, TagPlan, retry_by_rule, tcp_backend};
+use leno_traffic::{
+    AttemptFailure, CompiledLimits, CompiledTagRules, FieldEdits, Lanes, retry_by_rule, tcp_backend,
+};
 
 use self::asked::{Asked, DRAW};
 use self::candidates::{Ten, ten_candidates};
@@ -49,7 +51,7 @@ use self::measure::limited_to;
 #[library_benchmark]
 #[bench::of_10(args = (tag_rules(10), request_with_version("v-7")), config = limited_to(1_000))]
 #[bench::of_10000(args = (tag_rules(10_000), request_with_version("v-9997")), config = limited_to(996))]
-fn tag_route(plan: TagPlan, asked: Asked) -> (TagPlan, Asked) {
+fn tag_route(plan: CompiledTagRules, asked: Asked) -> (CompiledTagRules, Asked) {
     let decision = plan.choose_instances(&asked.request_view(), &mut || black_box(DRAW));
     assert!(black_box(decision).endpoints.is_some());
     (plan, asked)
@@ -74,7 +76,7 @@ fn outlier_detection(mut detector: OutlierDetector) -> OutlierDetector {
     detector.advance_time(now, DRAW, &mut events);
     black_box(detector.endpoint_state(black_box(3)));
     let probe = detector.start_request(black_box(3));
-    let seen = Seen { failed: false, probe, now, draw: DRAW };
+    let seen = RequestResult { failed: false, probe, now, draw: DRAW };
     detector.record_outcome(black_box(3), seen, &mut events);
     assert!(events.is_empty());
     detector
@@ -86,7 +88,7 @@ fn outlier_detection(mut detector: OutlierDetector) -> OutlierDetector {
 fn circuit_breaker(mut circuit: Circuit) -> Circuit {
     let now = Duration::from_millis(1);
     let ticket = circuit.admit_request(black_box(now)).expect("it is closed");
-    let turn = circuit.record_result(ticket, Shown { failed: false, took: now }, now);
+    let turn = circuit.record_result(ticket, RequestOutcome { failed: false, duration: now }, now);
     assert!(black_box(turn).is_none());
     circuit
 }
@@ -95,7 +97,7 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
 #[library_benchmark]
 #[bench::for_all(args = (compile_limits(RateLimitKey::Nothing), request_and_caller()), config = limited_to(213))]
 #[bench::for_each_client(args = (compile_limits(RateLimitKey::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
-fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
+fn rate_limit(limits: CompiledLimits, asking: Asking) -> (CompiledLimits, Asking) {
     let (asked, caller) = &asking;
     let now = black_box(Duration::from_secs(7));
     assert!(limits.admit_request(PORT, &asked.request_view(), Some(caller), now).is_ok());
@@ -106,7 +108,7 @@ fn rate_limit(limits: Limits, asking: Asking) -> (Limits, Asking) {
 #[library_benchmark]
 #[bench::fixed(args = (at_once(false)), config = limited_to(230))]
 #[bench::adaptive(args = (at_once(true)), config = limited_to(511))]
-fn concurrency(limits: Limits) -> Limits {
+fn concurrency(limits: CompiledLimits) -> CompiledLimits {
     let now = |ms| black_box(Duration::from_millis(ms));
     let place =
         limits.acquire_permit(PORT, true, now(7)).expect("there is room").expect("it is bounded");
@@ -118,7 +120,7 @@ fn concurrency(limits: Limits) -> Limits {
 // A FaultInjection that matches the request without a fault being drawn.
 #[library_benchmark]
 #[bench::spared(args = (fault_plan(), request_and_caller()), config = limited_to(111))]
-fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
+fn fault_injection(faults: CompiledFaults, asking: Asking) -> (CompiledFaults, Asking) {
     let (asked, caller) = &asking;
     let injected = faults.draw_faults(&asked.request_view(), caller, &mut || black_box(u64::MAX));
     assert!(black_box(injected).is_none());
@@ -129,7 +131,7 @@ fn fault_injection(faults: FaultPlan, asking: Asking) -> (FaultPlan, Asking) {
 #[library_benchmark]
 #[bench::ring(args = (hash_places(BalanceAlgorithm::RingHash)), config = limited_to(212))]
 #[bench::maglev(args = (hash_places(BalanceAlgorithm::Maglev)), config = limited_to(77))]
-fn load_balancing(places: Places) -> Places {
+fn load_balancing(places: EndpointHashTable) -> EndpointHashTable {
     assert!(places.find_endpoint(hash_key(black_box("user-42")), |_| true).is_some());
     places
 }
@@ -156,7 +158,7 @@ fn tcp_route(rule: TcpRule) -> TcpRule {
 #[bench::again(args = (retry_rule(), now()), config = limited_to(208))]
 fn retry((rule, mut budget): (RetryRule, RetryBudget), now: Instant) -> (RetryRule, RetryBudget) {
     budget.deposit();
-    assert!(retry_by_rule(&rule, black_box(Setback::Answered(503)), &ATTEMPT));
+    assert!(retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &ATTEMPT));
     assert!(budget.withdraw(black_box(now)));
     black_box(retry_pause(&rule, 0, black_box(DRAW)));
     (rule, budget)
@@ -182,7 +184,7 @@ fn cross_origin(cors: Cors, asked: Asked) -> (Cors, Asked, Option<CrossOrigin>) 
 // A JwtValidation requires a token; its verification is measured elsewhere.
 #[library_benchmark]
 #[bench::required(args = (port_guards(), request_and_caller()), config = limited_to(395))]
-fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
+fn token(guards: CompiledChecks, asking: Asking) -> (CompiledChecks, Asking) {
     let at = guards.for_port(PORT).expect("guards");
     assert!(at.token_validations().iter().any(|it| it.is_required(&asking.0.request_view())));
     (guards, asking)
@@ -191,7 +193,7 @@ fn token(guards: Guards, asking: Asking) -> (Guards, Asking) {
 // An ExternalAuthorization matches a request.
 #[library_benchmark]
 #[bench::asked(args = (port_guards(), request_and_caller()), config = limited_to(382))]
-fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
+fn external_authorization(guards: CompiledChecks, asking: Asking) -> (CompiledChecks, Asking) {
     let at = guards.for_port(PORT).expect("guards");
     assert!(at.required_authorizations(&asking.0.request_view()).next().is_some());
     (guards, asking)
@@ -200,7 +202,7 @@ fn external_authorization(guards: Guards, asking: Asking) -> (Guards, Asking) {
 // The global part of a RateLimit creates the descriptor of a request.
 #[library_benchmark]
 #[bench::described(args = (port_guards(), request_and_caller()), config = limited_to(1_434))]
-fn global_rate_limit(guards: Guards, asking: Asking) -> (Guards, Asking) {
+fn global_rate_limit(guards: CompiledChecks, asking: Asking) -> (CompiledChecks, Asking) {
     let (asked, account) = &asking;
     let at = guards.for_port(PORT).expect("guards");
     let named = Named { account: Some(account), address: ADDRESS };

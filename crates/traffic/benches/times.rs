@@ -15,12 +15,14 @@ use std::time::Duration;
 use divan::Bencher;
 use leno_model::{BalanceAlgorithm, MatchedBy, PolicyAction, RateLimitKey};
 use leno_traffic::balance::hashing::hash_key;
-use leno_traffic::circuit::Shown;
-use leno_traffic::guard::Asking;
+use leno_traffic::circuit_breaker::RequestOutcome;
 use leno_traffic::hedge::may_hedge;
-use leno_traffic::outlier::Seen;
+use leno_traffic::outlier::RequestResult;
+use leno_traffic::request_checks::CheckedClient;
 use leno_traffic::retry::retry_pause;
-use leno_traffic::{FieldEdits, RequestView, Setback, pick_candidate, retry_by_rule, tcp_backend};
+use leno_traffic::{
+    AttemptFailure, FieldEdits, RequestView, pick_candidate, retry_by_rule, tcp_backend,
+};
 
 use self::asked::{DRAW, sample_request};
 
@@ -104,7 +106,7 @@ fn outlier_detection(bencher: Bencher<'_, '_>, kind: &str) {
         let probe = detector.start_request(black_box(3));
         detector.record_outcome(
             black_box(3),
-            Seen { failed: false, probe, now, draw: DRAW },
+            RequestResult { failed: false, probe, now, draw: DRAW },
             &mut events,
         );
     });
@@ -116,7 +118,9 @@ fn circuit_breaker(bencher: Bencher<'_, '_>) {
     let now = Duration::from_millis(1);
     bencher.bench_local(|| {
         let ticket = circuit.admit_request(black_box(now));
-        ticket.map(|ticket| circuit.record_result(ticket, Shown { failed: false, took: now }, now))
+        ticket.map(|ticket| {
+            circuit.record_result(ticket, RequestOutcome { failed: false, duration: now }, now)
+        })
     });
 }
 
@@ -188,7 +192,8 @@ fn retry(bencher: Bencher<'_, '_>) {
         // Advances far enough that a retry is always available.
         now += Duration::from_secs(1);
         budget.deposit();
-        let again = retry_by_rule(&rule, black_box(Setback::Answered(503)), &conditions::ATTEMPT);
+        let again =
+            retry_by_rule(&rule, black_box(AttemptFailure::Response(503)), &conditions::ATTEMPT);
         (again && budget.withdraw(now)).then(|| retry_pause(&rule, 0, black_box(DRAW)))
     });
 }
@@ -211,7 +216,7 @@ fn cross_origin(bencher: Bencher<'_, '_>) {
 fn guard(bencher: Bencher<'_, '_>, kind: &str) {
     let (guards, (asked, account)) = (conditions::port_guards(), kinds::request_and_caller());
     let at = guards.for_port(kinds::PORT).expect("guards");
-    let named = Asking { account: Some(&account), address: conditions::ADDRESS };
+    let named = CheckedClient { account: Some(&account), address: conditions::ADDRESS };
     match kind {
         "token" => bencher.bench_local(|| {
             at.token_validations().iter().any(|it| it.is_required(&asked.request_view()))

@@ -1,7 +1,7 @@
 //! Inbound authorization of connections and requests by peer identity.
 
 mod decision;
-mod opening;
+mod ingress_rules;
 mod policy;
 
 use std::borrow::Cow;
@@ -11,20 +11,20 @@ use std::sync::Arc;
 
 use leno_model::{
     Access, AccessRule, MtlsMode, ObjectKey, PortSet, Protocol, Reason, ServiceAccount, SpiffeId,
-    TrustDomain, WorkloadPlan,
+    TrustDomain, WorkloadConfig,
 };
 
-use crate::lookup::Sought;
-use crate::many::{Many, Part};
+use crate::match_index::{MatchIndex, RuleSubset};
 use crate::matcher::RequestMatcher;
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
+use crate::rule_index::LookupKeys;
 use crate::variant::{PathKind, fits_each_reading};
-use opening::Openings;
+use ingress_rules::IngressRules;
 use policy::{PeerRules, PolicyRules};
 
 pub use decision::{Denial, PolicyDecision};
-pub use opening::{Carrier, Origin};
+pub use ingress_rules::{ConnectionOrigin, SessionTransport};
 
 /// The compiled inbound authorization of one workload.
 ///
@@ -47,7 +47,7 @@ pub struct InboundAccess {
     /// Rules are evaluated for peers without an identity too, but never allow them anything.
     mtls: MtlsMode,
     /// Ingress rules, for clients outside the mesh.
-    openings: Openings,
+    ingress_rules: IngressRules,
     /// Distinguishes permits of this compilation from those of another.
     seal: Arc<Seal>,
 }
@@ -56,15 +56,15 @@ impl InboundAccess {
     /// Compiles all inbound authorization of a configuration.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression, with its policy.
-    pub fn from_config(plan: &WorkloadPlan) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
+    pub fn from_config(plan: &WorkloadConfig) -> Result<Self, InvalidPattern> {
         let access = Self::compile(&plan.access, &plan.trust_domain)?;
         Ok(Self {
             revoked: plan.revoked.clone(),
             is_dry_run: plan.inbound.is_dry_run,
             mtls: plan.mtls,
             policies: PolicyRules::compile(&plan.inbound.rules, &plan.ports)?,
-            openings: Openings::compile(&plan.openings)?,
+            ingress_rules: IngressRules::compile(&plan.ingress_rules)?,
             ..access
         })
     }
@@ -72,8 +72,8 @@ impl InboundAccess {
     /// Compiles the access rules of a workload.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression, with its policy.
-    pub fn compile(access: &Access, trust_domain: &TrustDomain) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
+    pub fn compile(access: &Access, trust_domain: &TrustDomain) -> Result<Self, InvalidPattern> {
         let rules = match access {
             Access::AllowAll => None,
             Access::AllowListed(rules) => Some(AllowRules::compile(rules)?),
@@ -85,7 +85,7 @@ impl InboundAccess {
             is_dry_run: false,
             mtls: MtlsMode::Strict,
             policies: None,
-            openings: Openings::default(),
+            ingress_rules: IngressRules::default(),
             seal: Arc::new(Seal),
         })
     }
@@ -115,10 +115,10 @@ impl InboundAccess {
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
-        origin: Option<Origin>,
+        origin: Option<ConnectionOrigin>,
     ) -> Result<ConnectionPermit, Denial> {
-        Ok(ConnectionPermit(Arc::new(Standing {
-            rights: self.rights_of(peer, port, origin.as_ref())?,
+        Ok(ConnectionPermit(Arc::new(ConnectionAuthorization {
+            applicable_rules: self.rights_of(peer, port, origin.as_ref())?,
             peer: peer.cloned(),
             port,
             origin,
@@ -130,19 +130,19 @@ impl InboundAccess {
     /// the application's protocol is `spoken`.
     #[must_use]
     pub fn in_clear(&self, at: (u16, Protocol), address: IpAddr) -> Option<Protocol> {
-        self.openings.in_clear(at.0, at.1, address)
+        self.ingress_rules.in_clear(at.0, at.1, address)
     }
 
     /// True if clients at this address need no certificate at a port.
     #[must_use]
     pub fn skips_proof(&self, port: u16, address: IpAddr) -> bool {
-        self.openings.skips_proof(port, address)
+        self.ingress_rules.skips_proof(port, address)
     }
 
     /// True if a client at this address may present the certificate of an external principal at a port.
     #[must_use]
     pub fn takes_external_principals(&self, port: u16, address: IpAddr) -> bool {
-        self.openings.takes_external_principals(port, address)
+        self.ingress_rules.takes_external_principals(port, address)
     }
 
     /// Authorizes a request. A permit of another compilation contributes only its identity, and the rules for
@@ -150,12 +150,12 @@ impl InboundAccess {
     ///
     /// # Errors
     /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
-    /// other peers, if any. With `defaultPolicy: dry-run` these become permits with a [would-be denial](Permit::would_deny).
+    /// other peers, if any. With `defaultPolicy: dry-run` these become permits with a [would-be denial](RequestPermit::would_deny).
     pub fn authorize_request(
         &self,
         permit: &ConnectionPermit,
         request: &RequestView<'_>,
-    ) -> Result<Permit, Denial> {
+    ) -> Result<RequestPermit, Denial> {
         let rights = self.current_rights(permit)?;
         self.apply_mode(&rights, self.judge_request(&rights, request))
     }
@@ -164,7 +164,7 @@ impl InboundAccess {
     ///
     /// # Errors
     /// As for requests, except `no-policy-route`.
-    pub fn authorize_tcp(&self, permit: &ConnectionPermit) -> Result<Permit, Denial> {
+    pub fn authorize_tcp(&self, permit: &ConnectionPermit) -> Result<RequestPermit, Denial> {
         let rights = self.current_rights(permit)?;
         self.apply_mode(&rights, self.judge_bytes(&rights, permit.0.port))
     }
@@ -177,7 +177,7 @@ impl InboundAccess {
         let rights = self.current_rights(permit)?;
         let rules = self.policies.as_ref().zip(rights.policies.as_ref());
         let judgement = rules.and_then(|(policies, rules)| policies.judge_hidden_request(rules));
-        self.apply_mode(&rights, judgement.unwrap_or(Ok(By::Nobody))).map(drop)
+        self.apply_mode(&rights, judgement.unwrap_or(Ok(DecidedBy::NoRule))).map(drop)
     }
 
     /// True if the rules allow at least one request of this peer. The rules for opaque bytes may still reject
@@ -189,15 +189,15 @@ impl InboundAccess {
         if rules.is_some_and(PeerRules::denies_all) {
             return self.is_dry_run && !rights.opened_only;
         }
-        if rules.is_some_and(PeerRules::may_allow) || !rights.openings.is_empty() {
+        if rules.is_some_and(PeerRules::may_allow) || !rights.ingress_rules.is_empty() {
             return true;
         }
         !rights.opened_only && (self.is_dry_run || self.rules.is_none() || rights.targets.is_some())
     }
 
-    fn judge_request(&self, rights: &Rights, request: &RequestView<'_>) -> Judgement {
+    fn judge_request(&self, rights: &ApplicableRules, request: &RequestView<'_>) -> PolicyResult {
         if self.policies.is_none() && self.rules.is_none() && !rights.opened_only {
-            return Ok(By::Nobody);
+            return Ok(DecidedBy::NoRule);
         }
         let path = PathKind::from_path(request.path);
         if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
@@ -205,16 +205,16 @@ impl InboundAccess {
         {
             return judgement;
         }
-        if let Some(index) = self.openings.for_request(&rights.openings, request, path) {
-            return Ok(By::Opening(index));
+        if let Some(index) = self.ingress_rules.for_request(&rights.ingress_rules, request, path) {
+            return Ok(DecidedBy::IngressRule(index));
         }
         if rights.opened_only {
-            return Err((Reason::NoPolicyRoute, By::Nobody));
+            return Err((Reason::NoPolicyRoute, DecidedBy::NoRule));
         }
         let Some(strict) = &self.rules else {
-            return Ok(By::Nobody);
+            return Ok(DecidedBy::NoRule);
         };
-        let peers_rules = rights.targets.as_ref().ok_or((Reason::Denied, By::Nobody))?;
+        let peers_rules = rights.targets.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
         let allows =
             |rule: &CompiledAccess| rule.http.iter().any(|m| allows_path(m, request, path));
         let allows_at = |rule: usize, place: usize| {
@@ -223,54 +223,58 @@ impl InboundAccess {
         };
         let own = match &peers_rules.many {
             None => strict.first_allowing(&peers_rules.rules, allows),
-            Some(many) => many.first_fitting(Sought::as_sent(request), allows_at),
+            Some(many) => many.first_fitting(LookupKeys::as_sent(request), allows_at),
         };
         if let Some(index) = own {
-            return Ok(By::Target(index));
+            return Ok(DecidedBy::Target(index));
         }
         // The peer's own rules do not match, so any matching rule belongs to other peers. The lookup is
         // indexed, so that a denied request does not evaluate the rules of all peers.
         let others = match &strict.many {
             None => strict.rules.iter().position(allows),
-            Some(many) => many.first_fitting(Sought::as_sent(request), allows_at),
+            Some(many) => many.first_fitting(LookupKeys::as_sent(request), allows_at),
         };
         match others {
-            Some(index) => Err((Reason::Denied, By::Target(index))),
-            None => Err((Reason::NoPolicyRoute, By::Nobody)),
+            Some(index) => Err((Reason::Denied, DecidedBy::Target(index))),
+            None => Err((Reason::NoPolicyRoute, DecidedBy::NoRule)),
         }
     }
 
-    fn judge_bytes(&self, rights: &Rights, port: u16) -> Judgement {
+    fn judge_bytes(&self, rights: &ApplicableRules, port: u16) -> PolicyResult {
         if let (Some(policies), Some(rules)) = (&self.policies, &rights.policies)
             && let Some(judgement) = policies.judge_bytes(rules)
         {
             return judgement;
         }
-        if let Some(index) = self.openings.for_bytes(&rights.openings) {
-            return Ok(By::Opening(index));
+        if let Some(index) = self.ingress_rules.for_bytes(&rights.ingress_rules) {
+            return Ok(DecidedBy::IngressRule(index));
         }
         if rights.opened_only {
-            return Err((Reason::Denied, By::Nobody));
+            return Err((Reason::Denied, DecidedBy::NoRule));
         }
         let Some(strict) = &self.rules else {
-            return Ok(By::Nobody);
+            return Ok(DecidedBy::NoRule);
         };
         let allows = |rule: &CompiledAccess| rule.opens_port(port);
         let own = rights.targets.as_ref();
         if let Some(index) = own.and_then(|own| strict.first_allowing(&own.rules, allows)) {
-            return Ok(By::Target(index));
+            return Ok(DecidedBy::Target(index));
         }
         let others = strict.rules.iter().position(allows);
-        Err((Reason::Denied, others.map_or(By::Nobody, By::Target)))
+        Err((Reason::Denied, others.map_or(DecidedBy::NoRule, DecidedBy::Target)))
     }
 
     /// With `defaultPolicy: dry-run` policy denials are allowed and recorded in the permit, except for clients
     /// with no access other than through ingress rules.
-    fn apply_mode(&self, rights: &Rights, judgement: Judgement) -> Result<Permit, Denial> {
+    fn apply_mode(
+        &self,
+        rights: &ApplicableRules,
+        judgement: PolicyResult,
+    ) -> Result<RequestPermit, Denial> {
         match judgement {
-            Ok(by) => Ok(Permit { by, would_deny: None }),
+            Ok(by) => Ok(RequestPermit { decided_by: by, would_deny: None }),
             Err((reason, by)) if self.is_dry_run && !rights.opened_only => {
-                Ok(Permit { by, would_deny: Some(reason) })
+                Ok(RequestPermit { decided_by: by, would_deny: Some(reason) })
             }
             Err((reason, by)) => Err(Denial { reason, policy: self.decision_by(by).cloned() }),
         }
@@ -286,21 +290,27 @@ impl InboundAccess {
     /// Returns the policy behind a permit; `None` with `defaultPolicy: allow`. For a would-be denial, it is the
     /// policy that allows the request to other peers, if any.
     #[must_use]
-    pub fn decision(&self, permit: Permit) -> Option<&PolicyDecision> {
-        self.decision_by(permit.by)
+    pub fn decision(&self, permit: RequestPermit) -> Option<&PolicyDecision> {
+        self.decision_by(permit.decided_by)
     }
 
-    fn decision_by(&self, by: By) -> Option<&PolicyDecision> {
+    fn decision_by(&self, by: DecidedBy) -> Option<&PolicyDecision> {
         match by {
-            By::Nobody => None,
-            By::Policy(index) => self.policies.as_ref()?.decision(index),
-            By::Opening(index) => self.openings.decision(index),
-            By::Target(index) => self.rules.as_ref()?.rules.get(index).map(|rule| &rule.decision),
+            DecidedBy::NoRule => None,
+            DecidedBy::Policy(index) => self.policies.as_ref()?.decision(index),
+            DecidedBy::IngressRule(index) => self.ingress_rules.decision(index),
+            DecidedBy::Target(index) => {
+                self.rules.as_ref()?.rules.get(index).map(|rule| &rule.decision)
+            }
         }
     }
 
-    fn current_rights<'a>(&self, permit: &'a ConnectionPermit) -> Result<Cow<'a, Rights>, Denial> {
-        let Standing { peer, port, origin, rights, .. } = &*permit.0;
+    fn current_rights<'a>(
+        &self,
+        permit: &'a ConnectionPermit,
+    ) -> Result<Cow<'a, ApplicableRules>, Denial> {
+        let ConnectionAuthorization { peer, port, origin, applicable_rules: rights, .. } =
+            &*permit.0;
         match self.is_current(permit) {
             true => Ok(Cow::Borrowed(rights)),
             false => self.rights_of(peer.as_ref(), *port, origin.as_ref()).map(Cow::Owned),
@@ -312,11 +322,11 @@ impl InboundAccess {
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
-        origin: Option<&Origin>,
-    ) -> Result<Rights, Denial> {
+        origin: Option<&ConnectionOrigin>,
+    ) -> Result<ApplicableRules, Denial> {
         let openings = || match origin {
-            Some(origin) => self.openings.for_client(peer, port, origin),
-            None => Part::default(),
+            Some(origin) => self.ingress_rules.for_client(peer, port, origin),
+            None => RuleSubset::default(),
         };
         let Some(peer) = peer else {
             return self.rights_of_nobody(port, openings());
@@ -329,22 +339,22 @@ impl InboundAccess {
         }
         let strict = self.rules.as_ref();
         let account = &peer.account;
-        Ok(Rights {
+        Ok(ApplicableRules {
             targets: strict.and_then(|strict| strict.by_source.get(account)).cloned(),
             policies: self.peer_rules(Some(account), port),
-            openings: openings(),
+            ingress_rules: openings(),
             opened_only: false,
         })
     }
 
     /// No allow rule names a peer without an identity; rules that deny all peers still apply to it.
-    fn rights_of_nobody(&self, port: u16, openings: Part) -> Result<Rights, Denial> {
+    fn rights_of_nobody(&self, port: u16, openings: RuleSubset) -> Result<ApplicableRules, Denial> {
         let opened_only = self.mtls == MtlsMode::Strict;
         if opened_only && openings.is_empty() {
             return Err(Denial::without_policy(Reason::PlaintextRejected));
         }
         let policies = self.peer_rules(None, port);
-        Ok(Rights { targets: None, policies, openings, opened_only })
+        Ok(ApplicableRules { targets: None, policies, ingress_rules: openings, opened_only })
     }
 
     fn peer_rules(&self, peer: Option<&ServiceAccount>, port: u16) -> Option<Box<PeerRules>> {
@@ -354,7 +364,7 @@ impl InboundAccess {
 
 /// Proof that a peer presented an identity of this mesh, or needs none, with the rules for it. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct ConnectionPermit(Arc<Standing>);
+pub struct ConnectionPermit(Arc<ConnectionAuthorization>);
 
 impl ConnectionPermit {
     /// Returns the verified identity of the peer, if any.
@@ -365,25 +375,25 @@ impl ConnectionPermit {
 }
 
 #[derive(Debug)]
-struct Standing {
+struct ConnectionAuthorization {
     peer: Option<SpiffeId>,
     /// The port of the application.
     port: u16,
     /// The origin of the connection, if known.
-    origin: Option<Origin>,
-    rights: Rights,
+    origin: Option<ConnectionOrigin>,
+    applicable_rules: ApplicableRules,
     seal: Arc<Seal>,
 }
 
 /// The rules that apply to a peer.
 #[derive(Debug, Clone)]
-struct Rights {
+struct ApplicableRules {
     /// The `TrafficTarget` rules with the peer as a source, if any.
-    targets: Option<Arc<Named>>,
+    targets: Option<Arc<SourceRules>>,
     /// The access policy rules, if any; boxed, because rights are moved.
     policies: Option<Box<PeerRules>>,
     /// The ingress rules that allow it.
-    openings: Part,
+    ingress_rules: RuleSubset,
     /// Indicates that only ingress rules allow it.
     opened_only: bool,
 }
@@ -391,12 +401,12 @@ struct Rights {
 /// Proof that a request or byte stream is allowed. [`InboundAccess::decision`] returns its policy.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
-pub struct Permit {
-    by: By,
+pub struct RequestPermit {
+    decided_by: DecidedBy,
     would_deny: Option<Reason>,
 }
 
-impl Permit {
+impl RequestPermit {
     /// Returns the reason for which `defaultPolicy: deny` would reject it.
     #[must_use]
     pub fn would_deny(self) -> Option<Reason> {
@@ -405,18 +415,18 @@ impl Permit {
 }
 
 /// The decision of the policies, before the mode is applied.
-type Judgement = Result<By, (Reason, By)>;
+type PolicyResult = Result<DecidedBy, (Reason, DecidedBy)>;
 
 /// The rule that decided.
 #[derive(Debug, Clone, Copy)]
-enum By {
-    Nobody,
+enum DecidedBy {
+    NoRule,
     /// A `TrafficTarget`.
     Target(usize),
     /// An access policy.
     Policy(usize),
     /// An ingress rule.
-    Opening(usize),
+    IngressRule(usize),
 }
 
 /// Only the address of its `Arc` matters.
@@ -427,21 +437,21 @@ struct Seal;
 struct AllowRules {
     rules: Box<[CompiledAccess]>,
     /// The rules of each source, so that requests compare no identities.
-    by_source: BTreeMap<ServiceAccount, Arc<Named>>,
+    by_source: BTreeMap<ServiceAccount, Arc<SourceRules>>,
     /// An index of everything they allow, if there are many.
-    many: Option<Many>,
+    many: Option<MatchIndex>,
 }
 
 /// The rules of one or more sources.
 #[derive(Debug)]
-struct Named {
+struct SourceRules {
     rules: Box<[usize]>,
     /// An index of everything they allow, if there are many.
-    many: Option<Many>,
+    many: Option<MatchIndex>,
 }
 
 impl AllowRules {
-    fn compile(rules: &[AccessRule]) -> Result<Self, BadPattern> {
+    fn compile(rules: &[AccessRule]) -> Result<Self, InvalidPattern> {
         let mut by_source = BTreeMap::<_, Vec<usize>>::new();
         for (index, rule) in rules.iter().enumerate() {
             for source in &rule.sources {
@@ -455,18 +465,18 @@ impl AllowRules {
             rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
         let http = |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.http));
         // Many sources share the same rules.
-        let mut lists = BTreeMap::<Vec<usize>, Arc<Named>>::new();
+        let mut lists = BTreeMap::<Vec<usize>, Arc<SourceRules>>::new();
         let mut named = |indices: Vec<usize>| {
             let named = lists.entry(indices).or_insert_with_key(|indices| {
-                let many = Many::from_matches(indices.iter().map(|index| http(*index)));
-                Arc::new(Named { rules: indices.as_slice().into(), many })
+                let many = MatchIndex::from_matches(indices.iter().map(|index| http(*index)));
+                Arc::new(SourceRules { rules: indices.as_slice().into(), many })
             });
             Arc::clone(named)
         };
         let by_source = by_source.into_iter().map(|(source, indices)| (source, named(indices)));
         Ok(Self {
             by_source: by_source.collect(),
-            many: Many::from_matches((0..rules.len()).map(http)),
+            many: MatchIndex::from_matches((0..rules.len()).map(http)),
             rules,
         })
     }
@@ -489,7 +499,7 @@ struct CompiledAccess {
 }
 
 impl CompiledAccess {
-    fn compile(rule: &AccessRule) -> Result<Self, BadPattern> {
+    fn compile(rule: &AccessRule) -> Result<Self, InvalidPattern> {
         let http = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {
             decision: PolicyDecision::from_target(rule.policy.clone()),

@@ -10,10 +10,10 @@ mod weighted;
 
 use leno_model::Weight;
 
-pub use choice::{Balancer, Key, Keyed};
-pub use latency::Latency;
+pub use choice::{Balancer, KeyedCandidates, RequestHash};
+pub use latency::EndpointLatency;
 pub use load::Load;
-pub use slow_start::SlowStart;
+pub use slow_start::SlowStartEndpoints;
 
 /// The endpoints to choose from.
 pub trait Candidates {

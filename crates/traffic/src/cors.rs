@@ -1,6 +1,6 @@
 //! CORS: preflight responses and response headers for cross-origin requests.
 
-use leno_model::{AnyOf, Cors, HeaderEdits};
+use leno_model::{AllowedWords, Cors, HeaderEdits};
 
 use crate::action::FieldEdits;
 use crate::request::RequestView;
@@ -105,12 +105,12 @@ fn about_request(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, S
 
 /// Formats a list for browsers. With credentials `*` is not a wildcard (§3.2.4), so the requested values are
 /// returned instead.
-fn format_list(words: &AnyOf, credentials: bool, asked: Option<String>) -> Option<String> {
+fn format_list(words: &AllowedWords, credentials: bool, asked: Option<String>) -> Option<String> {
     match words {
-        AnyOf::Any if credentials => asked,
-        AnyOf::Any => Some("*".to_owned()),
-        AnyOf::Only(words) if words.is_empty() => None,
-        AnyOf::Only(words) => Some(words.join(", ")),
+        AllowedWords::Any if credentials => asked,
+        AllowedWords::Any => Some("*".to_owned()),
+        AllowedWords::Only(words) if words.is_empty() => None,
+        AllowedWords::Only(words) => Some(words.join(", ")),
     }
 }
 
@@ -134,8 +134,8 @@ mod tests {
 
     fn cors_rule(origins: &[&str], credentials: bool, any: bool) -> Cors {
         let words = |words: &[&str]| match any {
-            true => AnyOf::Any,
-            false => AnyOf::Only(words.iter().map(|word| (*word).to_owned()).collect()),
+            true => AllowedWords::Any,
+            false => AllowedWords::Only(words.iter().map(|word| (*word).to_owned()).collect()),
         };
         Cors {
             origins: origins.iter().map(|it| OriginPattern::new(it).unwrap()).collect(),

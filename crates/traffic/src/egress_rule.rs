@@ -7,11 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use leno_model::{EgressRule, MatchedBy, ObjectKey, PolicyName};
 use rustc_hash::FxHashMap;
 
-use self::hosts::Hosts;
+use self::hosts::EgressHosts;
+use crate::address_ranges::Ranges;
 use crate::authorize::allows_path as allows;
 use crate::matcher::RequestMatcher;
-use crate::pattern::BadPattern;
-use crate::ranges::Ranges;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 use crate::variant::PathKind;
 
@@ -28,9 +28,9 @@ struct PortEgressRules {
     /// The rules for specific addresses.
     ranged: Ranges,
     /// The rules by TLS server name.
-    names: Hosts,
+    names: EgressHosts,
     /// The rules by request host.
-    requests: Hosts,
+    requests: EgressHosts,
 }
 
 #[derive(Debug)]
@@ -41,11 +41,11 @@ struct CompiledEgressRule {
 
 /// The egress permission of a connection to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum EgressDecision {
     /// Denied.
-    Closed,
+    Denied,
     /// Allowed without inspection.
-    Open,
+    Allowed,
     /// Determined by its first bytes.
     Inspected {
         /// True if a rule by request host may allow it.
@@ -59,8 +59,8 @@ impl EgressRules {
     /// Compiles the egress rules of a configuration.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression, with its policy.
-    pub fn compile(egress_rules: &[EgressRule]) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
+    pub fn compile(egress_rules: &[EgressRule]) -> Result<Self, InvalidPattern> {
         let mut ports: FxHashMap<u16, PortEgressRules> = FxHashMap::default();
         for egress_rule in egress_rules {
             ports
@@ -79,13 +79,15 @@ impl EgressRules {
 
     /// Returns the egress permission of connections to this address.
     #[must_use]
-    pub fn permission_for(&self, at: SocketAddr) -> Way {
-        let Some(port) = self.0.get(&at.port()) else { return Way::Closed };
+    pub fn permission_for(&self, at: SocketAddr) -> EgressDecision {
+        let Some(port) = self.0.get(&at.port()) else { return EgressDecision::Denied };
         let leads = |matched_by| port.leads_to(at.ip(), matched_by);
         match (leads(MatchedBy::Address), leads(MatchedBy::Http), leads(MatchedBy::ServerName)) {
-            (true, _, _) => Way::Open,
-            (false, false, false) => Way::Closed,
-            (false, by_request, by_server_name) => Way::Inspected { by_request, by_server_name },
+            (true, _, _) => EgressDecision::Allowed,
+            (false, false, false) => EgressDecision::Denied,
+            (false, by_request, by_server_name) => {
+                EgressDecision::Inspected { by_request, by_server_name }
+            }
         }
     }
 
@@ -136,7 +138,7 @@ impl PortEgressRules {
     /// Returns the policy of the first rule for a host that meets the other conditions.
     fn first_policy(
         &self,
-        hosts: &Hosts,
+        hosts: &EgressHosts,
         host: &str,
         fits: impl Fn(&CompiledEgressRule) -> bool,
     ) -> Option<&PolicyName> {
@@ -147,9 +149,9 @@ impl PortEgressRules {
 }
 
 impl CompiledEgressRule {
-    fn compile(egress_rule: &EgressRule) -> Result<Self, BadPattern> {
+    fn compile(egress_rule: &EgressRule) -> Result<Self, InvalidPattern> {
         let of_policy =
-            |bad: BadPattern| bad.with_object(ObjectKey::Egress(egress_rule.policy.clone()));
+            |bad: InvalidPattern| bad.with_object(ObjectKey::Egress(egress_rule.policy.clone()));
         let requests = egress_rule.requests.as_ref().map(|requests| {
             requests.iter().map(RequestMatcher::compile_allowing).collect::<Result<Box<[_]>, _>>()
         });
@@ -217,16 +219,17 @@ mod tests {
             egress_rule(MatchedBy::ServerName, 8443, &[], &["10.2.0.0/16"]),
         ])
         .unwrap();
-        let reported = |by_request, by_server_name| Way::Inspected { by_request, by_server_name };
+        let reported =
+            |by_request, by_server_name| EgressDecision::Inspected { by_request, by_server_name };
         for (at, way) in [
-            ("10.1.2.3:5432", Way::Open),
-            ("10.2.2.3:5432", Way::Closed),
-            ("10.1.2.3:5433", Way::Closed),
+            ("10.1.2.3:5432", EgressDecision::Allowed),
+            ("10.2.2.3:5432", EgressDecision::Denied),
+            ("10.1.2.3:5433", EgressDecision::Denied),
             ("192.0.2.1:80", reported(true, false)),
             ("10.2.0.1:443", reported(false, true)),
-            ("10.3.0.1:443", Way::Closed),
+            ("10.3.0.1:443", EgressDecision::Denied),
             // A server name is not required.
-            ("10.2.0.1:8443", Way::Open),
+            ("10.2.0.1:8443", EgressDecision::Allowed),
         ] {
             assert_eq!(egress_rules.permission_for(at.parse().unwrap()), way, "{at}");
         }

@@ -3,27 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{FaultRule, Faults, FixedResponse, ObjectKey, ServiceAccount, ServicePolicyName};
+use leno_model::{
+    FaultRule, FixedResponse, ObjectKey, PortFaults, ServiceAccount, ServicePolicyName,
+};
 
-use crate::lookup::Sought;
-use crate::many::Many;
+use crate::match_index::MatchIndex;
 use crate::match_slot::MatchSlot;
 use crate::matcher::RequestMatcher;
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
+use crate::rule_index::LookupKeys;
 
 /// The compiled faults of a port.
 #[derive(Debug)]
-pub struct FaultPlan {
+pub struct CompiledFaults {
     policy: ServicePolicyName,
     /// Rules that are tried one by one.
-    few: Box<[CompiledRule]>,
+    few: Box<[CompiledFaultRule]>,
     /// Rules with an index.
-    many: Option<(Many, Box<[CompiledRule]>)>,
+    many: Option<(MatchIndex, Box<[CompiledFaultRule]>)>,
 }
 
 #[derive(Debug)]
-struct CompiledRule {
+struct CompiledFaultRule {
     rule: FaultRule,
     requests: Box<[RequestMatcher]>,
     answer: Option<Arc<FixedResponse>>,
@@ -32,7 +34,7 @@ struct CompiledRule {
 
 /// The faults of a request: at least one of the two.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Injected<'a> {
+pub struct InjectedFaults<'a> {
     /// The policy.
     pub policy: &'a ServicePolicyName,
     /// The rule in it.
@@ -40,32 +42,33 @@ pub struct Injected<'a> {
     /// The delay.
     pub delay: Option<Duration>,
     /// The response that aborts the request, after the delay.
-    pub abort: Option<InjectedAnswer>,
+    pub abort: Option<InjectedResponse>,
     /// The match counter.
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
 /// The response of an abort.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InjectedAnswer {
+pub struct InjectedResponse {
     /// The response.
     pub answer: Arc<FixedResponse>,
     /// The status of gRPC calls, if the policy sets it.
     pub grpc: Option<u8>,
 }
 
-impl FaultPlan {
+impl CompiledFaults {
     /// Compiles the faults of a port.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
-    pub fn compile(faults: &Faults) -> Result<Self, BadPattern> {
-        let rules = faults.rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>();
+    /// [`InvalidPattern`] for the first invalid regular expression.
+    pub fn compile(faults: &PortFaults) -> Result<Self, InvalidPattern> {
+        let rules = faults.rules.iter().map(CompiledFaultRule::compile).collect::<Result<_, _>>();
         let policy = faults.policy.clone();
-        let within = |bad: BadPattern| bad.with_object(ObjectKey::ServicePolicy(policy.clone()));
-        let rules: Box<[CompiledRule]> = rules.map_err(within)?;
+        let within =
+            |bad: InvalidPattern| bad.with_object(ObjectKey::ServicePolicy(policy.clone()));
+        let rules: Box<[CompiledFaultRule]> = rules.map_err(within)?;
         let about = rules.iter().map(|rule| (&*rule.requests, &*rule.rule.peers));
-        Ok(match Many::with_callers(about) {
+        Ok(match MatchIndex::with_callers(about) {
             None => Self { policy, few: rules, many: None },
             Some(many) => Self { policy, few: Box::default(), many: Some((many, rules)) },
         })
@@ -93,15 +96,15 @@ impl FaultPlan {
         request: &RequestView<'_>,
         caller: &ServiceAccount,
         chance: &mut impl FnMut() -> u64,
-    ) -> Option<Injected<'_>> {
+    ) -> Option<InjectedFaults<'_>> {
         let found = self.find_rule(request, caller)?;
         let mut falls_on = |share_ppm: u32| is_drawn(share_ppm, chance());
         let delay = found.rule.delay.filter(|delay| falls_on(delay.share_ppm));
         let abort = found.rule.abort.as_ref().filter(|abort| falls_on(abort.share_ppm));
         let abort = abort.and_then(|abort| {
-            Some(InjectedAnswer { answer: found.answer.clone()?, grpc: abort.grpc })
+            Some(InjectedResponse { answer: found.answer.clone()?, grpc: abort.grpc })
         });
-        let injected = Injected {
+        let injected = InjectedFaults {
             policy: &self.policy,
             rule: &found.rule.name,
             match_slot: &found.match_slot,
@@ -115,8 +118,8 @@ impl FaultPlan {
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
-    ) -> Option<&CompiledRule> {
-        let fits = |rule: &&CompiledRule| {
+    ) -> Option<&CompiledFaultRule> {
+        let fits = |rule: &&CompiledFaultRule| {
             let asked =
                 rule.requests.is_empty() || rule.requests.iter().any(|m| m.matches(request));
             asked && rule.rule.matches_caller(caller)
@@ -130,7 +133,7 @@ impl FaultPlan {
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
-    ) -> Option<&CompiledRule> {
+    ) -> Option<&CompiledFaultRule> {
         let (many, rules) = self.many.as_ref()?;
         let fits = |rule: usize, place: usize| {
             rules.get(rule).is_some_and(|rule| {
@@ -138,12 +141,12 @@ impl FaultPlan {
                 asked && rule.rule.matches_caller(caller)
             })
         };
-        rules.get(many.first_fitting(Sought::as_sent(request).with_caller(Some(caller)), fits)?)
+        rules.get(many.first_fitting(LookupKeys::as_sent(request).with_caller(Some(caller)), fits)?)
     }
 }
 
-impl CompiledRule {
-    fn compile(rule: &FaultRule) -> Result<Self, BadPattern> {
+impl CompiledFaultRule {
+    fn compile(rule: &FaultRule) -> Result<Self, InvalidPattern> {
         let requests = rule.requests.iter().map(RequestMatcher::compile);
         Ok(Self {
             requests: requests.collect::<Result<_, _>>()?,
@@ -166,17 +169,17 @@ const WHOLE_PPM: u32 = 1_000_000;
 #[cfg(test)]
 mod tests {
     use leno_model::{
-        Abort, Delay, NamePattern, PathMatch, PeerMatch, RequestMatch, ServicePolicyKind,
+        FaultAbort, FaultDelay, NamePattern, PathMatch, PeerMatch, RequestMatch, ServicePolicyKind,
     };
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::many::tests::{any_match, any_request};
+    use crate::match_index::tests::{any_match, any_request};
 
-    fn fault_plan(rules: Vec<FaultRule>) -> FaultPlan {
+    fn fault_plan(rules: Vec<FaultRule>) -> CompiledFaults {
         let policy = ServicePolicyName::new(ServicePolicyKind::FaultInjection, "shop", "f");
-        FaultPlan::compile(&Faults { policy: policy.unwrap(), rules }).unwrap()
+        CompiledFaults::compile(&PortFaults { policy: policy.unwrap(), rules }).unwrap()
     }
 
     fn fault_rule(name: &str, path: &str) -> FaultRule {
@@ -186,7 +189,7 @@ mod tests {
             requests: vec![RequestMatch { path, ..RequestMatch::default() }],
             peers: Vec::new(),
             delay: None,
-            abort: Some(Abort {
+            abort: Some(FaultAbort {
                 share_ppm: WHOLE_PPM,
                 response: FixedResponse::default(),
                 grpc: None,
@@ -195,7 +198,7 @@ mod tests {
     }
 
     fn inject_faults(
-        plan: &FaultPlan,
+        plan: &CompiledFaults,
         path: &str,
         from: &str,
         draws: [u64; 2],
@@ -206,7 +209,7 @@ mod tests {
         let mut draws = draws.into_iter();
         let caller = ServiceAccount::new("shop", from).unwrap();
         let injected = plan.draw_faults(&request, &caller, &mut || draws.next().unwrap())?;
-        let Injected { rule, delay, abort, .. } = injected;
+        let InjectedFaults { rule, delay, abort, .. } = injected;
         Some((rule.to_owned(), delay.is_some(), abort.is_some()))
     }
 
@@ -228,7 +231,7 @@ mod tests {
 
     #[test]
     fn each_fault_draws_for_itself() {
-        let delay = Some(Delay { share_ppm: 500_000, time: Duration::from_secs(1) });
+        let delay = Some(FaultDelay { share_ppm: 500_000, time: Duration::from_secs(1) });
         let mut both = fault_rule("a", "/");
         both.abort.as_mut().unwrap().share_ppm = 500_000;
         let plan = fault_plan(vec![FaultRule { delay, ..both }]);

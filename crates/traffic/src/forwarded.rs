@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use leno_model::{Endpoint, ServiceName, WeightedBackend};
 
-use crate::balance::hashing::Places;
-use crate::plan::{PortPlan, ServicePlan, hash_inputs};
+use crate::balance::hashing::EndpointHashTable;
+use crate::compiled_snapshot::{CompiledPort, CompiledService, hash_inputs};
 use crate::traffic_policy::PortTrafficPolicy;
 
 /// The ports that the routes of a port with policies forward to, each with its effective policies.
@@ -28,7 +28,7 @@ pub struct ForwardedPort {
     /// The combined policies of both.
     pub traffic_policy: Arc<PortTrafficPolicy>,
     /// The hash table of the port's endpoints, if the called service uses consistent hashing.
-    pub places: Option<Arc<Places>>,
+    pub hash_table: Option<Arc<EndpointHashTable>>,
     /// The inputs of the above.
     called: Arc<PortTrafficPolicy>,
     own: Option<Arc<PortTrafficPolicy>>,
@@ -36,13 +36,14 @@ pub struct ForwardedPort {
 }
 
 /// The policies of one path to a port, and the hash table of its endpoints under them.
-pub type EffectivePolicies<'a> = (Option<&'a Arc<PortTrafficPolicy>>, Option<&'a Arc<Places>>);
+pub type EffectivePolicies<'a> =
+    (Option<&'a Arc<PortTrafficPolicy>>, Option<&'a Arc<EndpointHashTable>>);
 
-impl PortPlan {
+impl CompiledPort {
     /// Returns the policies of direct calls.
     #[must_use]
     pub fn own_policies(&self) -> EffectivePolicies<'_> {
-        (self.traffic_policy.as_ref(), self.places.as_ref())
+        (self.traffic_policy.as_ref(), self.hash_table.as_ref())
     }
 
     /// Returns the policies of a request that a rule of this port forwards to a backend, by both indices;
@@ -78,11 +79,11 @@ impl PortPlan {
 
 impl ForwardedPort {
     fn effective_policies(&self) -> EffectivePolicies<'_> {
-        (Some(&self.traffic_policy), self.places.as_ref())
+        (Some(&self.traffic_policy), self.hash_table.as_ref())
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        let are_placed = match (&self.places, &other.places) {
+        let are_placed = match (&self.hash_table, &other.hash_table) {
             (None, None) => true,
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             _ => false,
@@ -99,8 +100,8 @@ impl Forwarded {
     pub(crate) fn for_port(
         name: &ServiceName,
         number: u16,
-        port: &PortPlan,
-        services: &BTreeMap<ServiceName, Arc<ServicePlan>>,
+        port: &CompiledPort,
+        services: &BTreeMap<ServiceName, Arc<CompiledService>>,
         before: Option<&Self>,
     ) -> Option<Arc<Self>> {
         let called = port.traffic_policy.as_ref()?;
@@ -160,7 +161,7 @@ impl ForwardedPort {
         service: &ServiceName,
         port: u16,
         called: &Arc<PortTrafficPolicy>,
-        behind: &PortPlan,
+        behind: &CompiledPort,
         before: Option<&Self>,
     ) -> Self {
         let own = behind.traffic_policy.as_ref();
@@ -175,21 +176,22 @@ impl ForwardedPort {
         let is_own = own.is_some_and(|own| own.balancing.is_some());
         let places = match (&traffic_policy.balancing, before) {
             (None, _) => None,
-            (Some(_), _) if is_own => behind.places.clone(),
+            (Some(_), _) if is_own => behind.hash_table.clone(),
             (Some(_), Some(before))
                 if hash_inputs(&before.endpoints).eq(hash_inputs(&behind.endpoints)) =>
             {
-                before.places.clone()
+                before.hash_table.clone()
             }
             (Some(balancing), _) => {
-                Places::for_endpoints(&balancing.rule.algorithm, &behind.endpoints).map(Arc::new)
+                EndpointHashTable::for_endpoints(&balancing.rule.algorithm, &behind.endpoints)
+                    .map(Arc::new)
             }
         };
         Self {
             service: service.clone(),
             port,
             traffic_policy,
-            places,
+            hash_table: places,
             called: Arc::clone(called),
             own: own.cloned(),
             endpoints: Arc::clone(&behind.endpoints),

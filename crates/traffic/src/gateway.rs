@@ -4,38 +4,39 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Gateway, GatewayListener, GatewayPort, HostPattern, HostRules, Name, REASON_FIELD, RouteKind,
-    RouteRule, Serves, ServiceName, TcpRule,
+    Gateway, GatewayListener, GatewayPort, GatewayPortRules, HostPattern, HostRules, Name,
+    REASON_FIELD, RouteKind, RouteRule, ServiceName, TcpRule,
 };
 
 use crate::action::split_authority;
 use crate::matcher::RequestMatcher;
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 use crate::route::{PortRoutes, RouteChoice};
 use crate::tls_route::TlsRoutes;
 
 /// The compiled configuration of a gateway proxy.
 #[derive(Debug)]
-pub struct GatewayPlan {
+pub struct CompiledGateway {
     /// The source of the compilation.
     pub gateway: Arc<Gateway>,
     /// The ports, by number. Unchanged ports are reused.
-    pub ports: BTreeMap<u16, Arc<GatewayPortPlan>>,
+    pub ports: BTreeMap<u16, Arc<CompiledGatewayPort>>,
     /// Rules that were omitted because of invalid patterns; the others are served.
-    pub bad: Vec<BadPattern>,
+    pub bad: Vec<InvalidPattern>,
     /// The service ports that rules forward gRPC calls to.
     calls: BTreeMap<ServiceName, BTreeSet<u16>>,
 }
 
-impl GatewayPlan {
+impl CompiledGateway {
     /// Compiles a gateway. A rule with an invalid pattern is omitted; the others are unaffected.
     #[must_use]
     pub fn build(gateway: &Arc<Gateway>, previous: Option<&Self>) -> Self {
         let mut bad = Vec::new();
         let ports = gateway.ports.iter().map(|port| {
             let before = previous.and_then(|plan| plan.unchanged_port(port));
-            let built = before.unwrap_or_else(|| Arc::new(GatewayPortPlan::build(port, &mut bad)));
+            let built =
+                before.unwrap_or_else(|| Arc::new(CompiledGatewayPort::build(port, &mut bad)));
             (port.port, built)
         });
         let ports = ports.collect();
@@ -48,7 +49,7 @@ impl GatewayPlan {
         self.calls.get(service).is_some_and(|ports| ports.contains(&port))
     }
 
-    fn unchanged_port(&self, port: &GatewayPort) -> Option<Arc<GatewayPortPlan>> {
+    fn unchanged_port(&self, port: &GatewayPort) -> Option<Arc<CompiledGatewayPort>> {
         let same = self.gateway.ports.contains(port);
         self.ports.get(&port.port).filter(|_| same).cloned()
     }
@@ -56,8 +57,8 @@ impl GatewayPlan {
 
 fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
     let listeners = gateway.ports.iter().flat_map(|port| match &port.serves {
-        Serves::Http(listeners) | Serves::Https(listeners) => &**listeners,
-        Serves::Passthrough(_) | Serves::Tcp(_) => &[],
+        GatewayPortRules::Http(listeners) | GatewayPortRules::Https(listeners) => &**listeners,
+        GatewayPortRules::Passthrough(_) | GatewayPortRules::Tcp(_) => &[],
     });
     let rules = listeners.flat_map(|listener| &listener.hosts).flat_map(|host| &host.rules);
     let rules = rules.filter(|rule| rule.kind == RouteKind::Grpc);
@@ -70,7 +71,7 @@ fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
 
 /// The configuration of one gateway port.
 #[derive(Debug)]
-pub enum GatewayPortPlan {
+pub enum CompiledGatewayPort {
     /// HTTP.
     Http(HttpListeners),
     /// HTTPS; TLS is terminated.
@@ -81,13 +82,15 @@ pub enum GatewayPortPlan {
     Tcp(TcpRule),
 }
 
-impl GatewayPortPlan {
-    fn build(port: &GatewayPort, bad: &mut Vec<BadPattern>) -> Self {
+impl CompiledGatewayPort {
+    fn build(port: &GatewayPort, bad: &mut Vec<InvalidPattern>) -> Self {
         match &port.serves {
-            Serves::Http(listeners) => Self::Http(HttpListeners::compile(listeners, bad)),
-            Serves::Https(listeners) => Self::Https(HttpListeners::compile(listeners, bad)),
-            Serves::Passthrough(rules) => Self::Passthrough(TlsRoutes::from_rules(rules)),
-            Serves::Tcp(rule) => Self::Tcp(rule.clone()),
+            GatewayPortRules::Http(listeners) => Self::Http(HttpListeners::compile(listeners, bad)),
+            GatewayPortRules::Https(listeners) => {
+                Self::Https(HttpListeners::compile(listeners, bad))
+            }
+            GatewayPortRules::Passthrough(rules) => Self::Passthrough(TlsRoutes::from_rules(rules)),
+            GatewayPortRules::Tcp(rule) => Self::Tcp(rule.clone()),
         }
     }
 }
@@ -95,22 +98,22 @@ impl GatewayPortPlan {
 /// The listeners of one port, each for its own host names.
 #[derive(Debug)]
 pub struct HttpListeners {
-    listeners: Box<[Listener]>,
-    by_host: Hosts,
+    listeners: Box<[CompiledListener]>,
+    by_host: HostIndex,
 }
 
 #[derive(Debug)]
-struct Listener {
+struct CompiledListener {
     name: Name,
     hosts: Box<[PortRoutes]>,
-    by_host: Hosts,
+    by_host: HostIndex,
 }
 
 impl HttpListeners {
-    fn compile(listeners: &[GatewayListener], bad: &mut Vec<BadPattern>) -> Self {
+    fn compile(listeners: &[GatewayListener], bad: &mut Vec<InvalidPattern>) -> Self {
         let by_host =
-            Hosts::from_patterns(listeners.iter().map(|listener| listener.hostname.as_ref()));
-        let listeners = listeners.iter().map(|listener| Listener::compile(listener, bad));
+            HostIndex::from_patterns(listeners.iter().map(|listener| listener.hostname.as_ref()));
+        let listeners = listeners.iter().map(|listener| CompiledListener::compile(listener, bad));
         Self { listeners: listeners.collect(), by_host }
     }
 
@@ -151,8 +154,8 @@ impl HttpListeners {
     }
 }
 
-impl Listener {
-    fn compile(listener: &GatewayListener, bad: &mut Vec<BadPattern>) -> Self {
+impl CompiledListener {
+    fn compile(listener: &GatewayListener, bad: &mut Vec<InvalidPattern>) -> Self {
         // Rules of several routes for one host name are merged.
         let mut together: BTreeMap<Option<&HostPattern>, Vec<RouteRule>> = BTreeMap::new();
         for HostRules { hostname, rules } in &listener.hosts {
@@ -160,7 +163,7 @@ impl Listener {
                 rules.iter().filter(|rule| is_usable(rule, bad)).map(without_internal_headers);
             together.entry(hostname.as_ref()).or_default().extend(rules);
         }
-        let by_host = Hosts::from_patterns(together.keys().copied());
+        let by_host = HostIndex::from_patterns(together.keys().copied());
         let routes = together.values().map(|rules| PortRoutes::from_rules(rules, true));
         // The remaining rules all compile.
         let hosts = routes.filter_map(Result::ok).collect();
@@ -177,7 +180,7 @@ fn without_internal_headers(rule: &RouteRule) -> RouteRule {
 }
 
 /// True if all patterns of a rule are valid.
-fn is_usable(rule: &RouteRule, bad: &mut Vec<BadPattern>) -> bool {
+fn is_usable(rule: &RouteRule, bad: &mut Vec<InvalidPattern>) -> bool {
     let wrong = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
     let is_usable = wrong.is_none();
     bad.extend(wrong.map(|wrong| wrong.with_object(rule.kind.object_key(rule.route.clone()))));
@@ -200,13 +203,13 @@ pub enum GatewayChoice<'a> {
 
 /// An index of host names and wildcards; the most specific match comes first.
 #[derive(Debug)]
-struct Hosts {
+struct HostIndex {
     exact: BTreeMap<String, usize>,
     below: BTreeMap<String, usize>,
     any: Option<usize>,
 }
 
-impl Hosts {
+impl HostIndex {
     /// Of two equal patterns the first wins.
     fn from_patterns<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
         let mut hosts = Self { exact: BTreeMap::new(), below: BTreeMap::new(), any: None };

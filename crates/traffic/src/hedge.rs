@@ -6,7 +6,7 @@ use crate::retry::{RETRIES_MAX, is_idempotent};
 
 /// The properties of a request that determine hedging, known before the first attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hedged<'a> {
+pub struct HedgeConditions<'a> {
     /// Its method.
     pub method: &'a str,
     /// True for an upgrade or `Expect: 100-continue`: the following bytes must not be sent twice, or at all.
@@ -19,7 +19,11 @@ pub struct Hedged<'a> {
 
 /// True if a request may have a second, parallel attempt. `retry`: the retry rule, since a hedge is a retry.
 #[must_use]
-pub fn may_hedge(rule: &HedgeRule, retry: Option<&RetryRule>, request: &Hedged<'_>) -> bool {
+pub fn may_hedge(
+    rule: &HedgeRule,
+    retry: Option<&RetryRule>,
+    request: &HedgeConditions<'_>,
+) -> bool {
     let covers = match rule.methods.is_empty() {
         true => is_idempotent(request.method),
         false => rule.methods.iter().any(|method| method == request.method),
@@ -39,18 +43,19 @@ mod tests {
         HedgeRule { after: Duration::from_millis(50), methods }
     }
 
-    const GET: Hedged<'_> = Hedged { method: "GET", waits: false, keeps: false, retries: 0 };
+    const GET: HedgeConditions<'_> =
+        HedgeConditions { method: "GET", waits: false, keeps: false, retries: 0 };
 
     #[test]
     fn only_what_may_be_done_twice_is_sent_twice() {
         for (methods, request, expected) in [
             (&[][..], GET, true),
-            (&[], Hedged { method: "PUT", ..GET }, true),
-            (&[], Hedged { method: "POST", ..GET }, false),
-            (&["POST"], Hedged { method: "POST", ..GET }, true),
+            (&[], HedgeConditions { method: "PUT", ..GET }, true),
+            (&[], HedgeConditions { method: "POST", ..GET }, false),
+            (&["POST"], HedgeConditions { method: "POST", ..GET }, true),
             (&["POST"], GET, false),
-            (&[], Hedged { waits: true, ..GET }, false),
-            (&[], Hedged { keeps: true, ..GET }, false),
+            (&[], HedgeConditions { waits: true, ..GET }, false),
+            (&[], HedgeConditions { keeps: true, ..GET }, false),
         ] {
             assert_eq!(may_hedge(&hedge_rule(methods), None, &request), expected, "{request:?}");
         }
@@ -67,7 +72,7 @@ mod tests {
             (Some(2), 1, true),
             (Some(2), 2, false),
         ] {
-            let (retry, request) = (attempts.map(retry), Hedged { retries, ..GET });
+            let (retry, request) = (attempts.map(retry), HedgeConditions { retries, ..GET });
             assert_eq!(
                 may_hedge(&hedge_rule(&[]), retry.as_ref(), &request),
                 expected,

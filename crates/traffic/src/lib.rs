@@ -8,60 +8,64 @@ pub mod authorize;
 pub mod backoff;
 pub mod balance;
 pub mod budget;
-pub mod circuit;
+pub mod circuit_breaker;
+pub mod compiled_snapshot;
 pub mod cors;
 pub mod egress_rule;
 pub mod fault;
 pub mod forwarded;
 pub mod gateway;
-pub mod guard;
 pub mod hedge;
 pub mod host;
-pub mod limit;
 pub mod matcher;
 pub mod outlier;
-pub mod persistence;
-pub mod plan;
+pub mod rate_limit;
 pub mod request;
+pub mod request_checks;
 pub mod retry;
 pub mod route;
-pub mod stay;
+pub mod session_affinity;
+pub mod session_persistence;
 pub mod tag;
 pub mod tcp_rule;
 pub mod tls_route;
 pub mod traffic_policy;
 
+mod address_ranges;
 mod hash;
-mod lookup;
-mod many;
+mod match_index;
 mod match_slot;
 mod pattern;
 mod query;
-mod ranges;
+mod rule_index;
 mod variant;
 
 pub use action::{AttemptLimit, CompiledActions, FieldEdits, Redirection};
 pub use authorize::{
-    Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, PolicyDecision,
+    ConnectionOrigin, ConnectionPermit, Denial, InboundAccess, PolicyDecision, RequestPermit,
+    SessionTransport,
 };
 pub use backoff::backoff_delay;
 pub use balance::{Candidates, pick_candidate};
 pub use budget::RetryBudget;
-pub use egress_rule::{EgressRules, Way};
+pub use compiled_snapshot::{CompiledPort, CompiledService, CompiledSnapshot};
+pub use egress_rule::{EgressDecision, EgressRules};
 pub use forwarded::{Forwarded, ForwardedPort};
-pub use gateway::{GatewayChoice, GatewayPlan, GatewayPortPlan, HttpListeners};
-pub use guard::Guards;
+pub use gateway::{CompiledGateway, CompiledGatewayPort, GatewayChoice, HttpListeners};
 pub use host::{outside_rejection, service_of};
-pub use limit::{Exceeded, Full, Limits, Place};
 pub use match_slot::MatchSlot;
 pub use matcher::{Mismatch, RequestMatcher};
-pub use pattern::{BadPattern, PatternField, check_pattern};
-pub use plan::{Plans, PortPlan, ServicePlan};
+pub use pattern::{InvalidPattern, PatternField, check_pattern};
 pub use query::similar_parameters;
-pub use request::{Fields, RequestView, is_similar_name};
-pub use retry::{Attempt, Sent, Setback, is_idempotent, may_retry, retry_by_rule};
-pub use route::{CompiledRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
-pub use stay::Stay;
-pub use tag::{Chance, Draw, Endpoints, Lanes, Marks, Shares, TagDecision, TagOutcome, TagPlan};
+pub use rate_limit::{CompiledLimits, ConcurrencyExceeded, ConcurrencySlot, RateLimitExceeded};
+pub use request::{HeaderLookup, RequestView, is_similar_name};
+pub use request_checks::CompiledChecks;
+pub use retry::{AttemptFailure, FailedAttempt, SentPart, is_idempotent, may_retry, retry_by_rule};
+pub use route::{CompiledRouteRule, PortRoutes, Precedence, RouteChoice, goes_before, precedence};
+pub use session_affinity::SessionAffinity;
+pub use tag::{
+    CompiledTagRules, DrawPurpose, Endpoints, LaneHeaders, Lanes, RandomChoice, TagDecision,
+    TagOutcome, WeightedTargets,
+};
 pub use tcp_rule::tcp_backend;
 pub use tls_route::{TlsChoice, TlsRoutes};

@@ -2,13 +2,13 @@
 
 mod denial;
 
-use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
+use leno_model::{FieldMatch, PathMatch, RepeatedHeader, RequestMatch, ValueMatch};
 
-use crate::lookup::{Demand, Key, whole_elements};
-use crate::many::Demanding;
-use crate::pattern::{BadPattern, Pattern, PatternField};
+use crate::match_index::IndexedMatch;
+use crate::pattern::{InvalidPattern, Pattern, PatternField};
 use crate::query::{decoded_text, find_parameter, form_decoded, similar_parameters};
 use crate::request::RequestView;
+use crate::rule_index::{IndexCondition, IndexedAttribute, whole_elements};
 
 pub(crate) use denial::{DenialMatcher, may_override_method};
 
@@ -35,19 +35,19 @@ impl RequestMatcher {
     /// Compiles a match.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
-    pub fn compile(request: &RequestMatch) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression.
+    pub fn compile(request: &RequestMatch) -> Result<Self, InvalidPattern> {
         Self::compile_for(request, FieldScope::AsSent)
     }
 
     /// Compiles a match that accepts only these headers and parameters.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
+    /// [`InvalidPattern`] for the first invalid regular expression.
     pub(crate) fn compile_for(
         request: &RequestMatch,
         scope: FieldScope,
-    ) -> Result<Self, BadPattern> {
+    ) -> Result<Self, InvalidPattern> {
         Ok(Self {
             path: PathMatcher::compile(&request.path)?,
             methods: request.methods.iter().map(|m| m.as_str().into()).collect(),
@@ -59,8 +59,8 @@ impl RequestMatcher {
     /// Compiles a match of an allow rule.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
-    pub(crate) fn compile_allowing(request: &RequestMatch) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression.
+    pub(crate) fn compile_allowing(request: &RequestMatch) -> Result<Self, InvalidPattern> {
         Self::compile_for(request, FieldScope::OneName)
     }
 
@@ -128,19 +128,20 @@ impl RequestMatcher {
     pub fn constrains_path(&self) -> bool {
         match &self.path {
             PathMatcher::Any => false,
-            PathMatcher::Pattern(Pattern::Beginning(literal)) => !literal.is_empty(),
+            PathMatcher::Pattern(Pattern::Prefix(literal)) => !literal.is_empty(),
             PathMatcher::Exact(_) | PathMatcher::Prefix(_) | PathMatcher::Pattern(_) => true,
         }
     }
 }
 
-impl Demanding for RequestMatcher {
+impl IndexedMatch for RequestMatcher {
     /// Returns exact texts of a matching request.
-    fn demands(&self) -> Vec<Demand> {
+    fn demands(&self) -> Vec<IndexCondition> {
         let path = self.path.demand();
         let headers = self.headers.iter().filter_map(HeaderMatcher::demand);
         let query = self.query.iter().filter_map(QueryMatcher::demand);
-        let methods = (!self.methods.is_empty()).then(|| (Key::Method, self.methods.to_vec()));
+        let methods =
+            (!self.methods.is_empty()).then(|| (IndexedAttribute::Method, self.methods.to_vec()));
         path.into_iter().chain(headers).chain(query).chain(methods).collect()
     }
 }
@@ -193,7 +194,7 @@ pub(crate) enum PathMatcher {
 }
 
 impl PathMatcher {
-    pub(crate) fn compile(path: &PathMatch) -> Result<Self, BadPattern> {
+    pub(crate) fn compile(path: &PathMatch) -> Result<Self, InvalidPattern> {
         Ok(match path {
             PathMatch::Any => Self::Any,
             PathMatch::Exact(path) => Self::Exact(path.as_str().into()),
@@ -203,20 +204,20 @@ impl PathMatcher {
             },
             PathMatch::Regex(pattern) => Pattern::compile(pattern)
                 .map(Self::Pattern)
-                .map_err(|cause| BadPattern::new(pattern, PatternField::Path, cause))?,
+                .map_err(|cause| InvalidPattern::new(pattern, PatternField::Path, cause))?,
         })
     }
 
     /// Returns its exact condition: the path, or the leading elements of it.
-    pub(crate) fn demand(&self) -> Option<Demand> {
+    pub(crate) fn demand(&self) -> Option<IndexCondition> {
         Some(match self {
             Self::Any => return None,
             Self::Exact(path) | Self::Pattern(Pattern::Literal(path)) => {
-                (Key::Path, vec![path.clone()])
+                (IndexedAttribute::Path, vec![path.clone()])
             }
-            Self::Prefix(prefix) => (Key::Beginning, vec![prefix.clone()]),
-            Self::Pattern(Pattern::Beginning(text) | Pattern::Regex(text, _)) => {
-                (Key::Beginning, vec![whole_elements(text)?.into()])
+            Self::Prefix(prefix) => (IndexedAttribute::PathPrefix, vec![prefix.clone()]),
+            Self::Pattern(Pattern::Prefix(text) | Pattern::Regex(text, _)) => {
+                (IndexedAttribute::PathPrefix, vec![whole_elements(text)?.into()])
             }
         })
     }
@@ -242,7 +243,7 @@ struct HeaderMatcher {
 }
 
 impl HeaderMatcher {
-    fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, BadPattern> {
+    fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, InvalidPattern> {
         let name = field.name.to_ascii_lowercase();
         let value = compile_value(&field.value, || PatternField::Header(name.clone()))?;
         let name = match name.as_str() {
@@ -252,10 +253,11 @@ impl HeaderMatcher {
         Ok(Self { name, value, scope })
     }
 
-    fn demand(&self) -> Option<Demand> {
+    fn demand(&self) -> Option<IndexCondition> {
         let Pattern::Literal(text) = &self.value else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
-        let key = Key::Header { name, repeated: Repeated::Joined, folded: false };
+        let key =
+            IndexedAttribute::Header { name, repeated: RepeatedHeader::Joined, folded: false };
         Some((key, vec![text.clone()]))
     }
 
@@ -280,7 +282,7 @@ struct QueryMatcher {
 }
 
 impl QueryMatcher {
-    fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, BadPattern> {
+    fn compile(field: &FieldMatch, scope: FieldScope) -> Result<Self, InvalidPattern> {
         Ok(Self {
             scope,
             name: field.name.as_str().into(),
@@ -288,9 +290,9 @@ impl QueryMatcher {
         })
     }
 
-    fn demand(&self) -> Option<Demand> {
+    fn demand(&self) -> Option<IndexCondition> {
         let Pattern::Literal(text) = &self.value else { return None };
-        Some((Key::Query(self.name.clone()), vec![text.clone()]))
+        Some((IndexedAttribute::Query(self.name.clone()), vec![text.clone()]))
     }
 
     fn matches(&self, request: &RequestView<'_>) -> bool {
@@ -314,19 +316,19 @@ impl QueryMatcher {
 
 fn compile_fields<T>(
     fields: &[FieldMatch],
-    compile: impl Fn(&FieldMatch) -> Result<T, BadPattern>,
-) -> Result<Box<[T]>, BadPattern> {
+    compile: impl Fn(&FieldMatch) -> Result<T, InvalidPattern>,
+) -> Result<Box<[T]>, InvalidPattern> {
     fields.iter().map(compile).collect()
 }
 
 fn compile_value(
     value: &ValueMatch,
     field: impl FnOnce() -> PatternField,
-) -> Result<Pattern, BadPattern> {
+) -> Result<Pattern, InvalidPattern> {
     match value {
         ValueMatch::Exact(text) => Ok(Pattern::Literal(text.as_str().into())),
         ValueMatch::Regex(pattern) => {
-            Pattern::compile(pattern).map_err(|cause| BadPattern::new(pattern, field(), cause))
+            Pattern::compile(pattern).map_err(|cause| InvalidPattern::new(pattern, field(), cause))
         }
     }
 }

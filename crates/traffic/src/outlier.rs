@@ -8,40 +8,40 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, OutlierAlgorithm};
 
-pub use class::{Ending, Failed, classify_check, classify_ending};
-pub use native::Outliers;
-pub use sermant::SermantOutliers;
+pub use class::{EndpointResult, FailureEvidence, classify_check, classify_ending};
+pub use native::NativeDetector;
+pub use sermant::SermantDetector;
 
 /// Outlier detection state of the endpoints of one port, in their order. Owned by one data thread, which
 /// provides the time since any fixed moment.
 #[derive(Debug)]
 pub enum OutlierDetector {
     /// The native algorithm.
-    Native(Outliers),
+    Native(NativeDetector),
     /// Sermant's algorithm.
-    Sermant(SermantOutliers),
+    Sermant(SermantDetector),
 }
 
 /// The ejection state of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum EjectionState {
     /// It receives requests.
-    In,
+    InService,
     /// It is ejected.
-    Out,
+    Ejected,
     /// It was ejected, and the next request is a probe.
     Probe,
 }
 
 /// A state change of an endpoint, for logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum EjectionEvent {
     /// It was ejected.
     Ejected {
         /// The index of the endpoint.
         slot: usize,
         /// The cause.
-        cause: Cause,
+        cause: EjectionCause,
         /// The duration; absent if it ends with successful health checks.
         pause: Option<Duration>,
     },
@@ -54,7 +54,7 @@ pub enum Event {
 
 /// The cause of an ejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
+pub enum EjectionCause {
     /// Too high a failure rate.
     Rate,
     /// Too many consecutive failures.
@@ -65,7 +65,7 @@ pub enum Cause {
     Check,
 }
 
-impl Cause {
+impl EjectionCause {
     /// Returns the name for metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -83,9 +83,11 @@ impl OutlierDetector {
     #[must_use]
     pub fn new(algorithm: &OutlierAlgorithm, endpoints: usize) -> Self {
         match algorithm {
-            OutlierAlgorithm::Native(rule) => Self::Native(Outliers::new(rule.clone(), endpoints)),
+            OutlierAlgorithm::Native(rule) => {
+                Self::Native(NativeDetector::new(rule.clone(), endpoints))
+            }
             OutlierAlgorithm::Sermant(rule) => {
-                Self::Sermant(SermantOutliers::new(rule.clone(), endpoints))
+                Self::Sermant(SermantDetector::new(rule.clone(), endpoints))
             }
         }
     }
@@ -100,7 +102,7 @@ impl OutlierDetector {
 
     /// Advances the time: windows end, and ejections may expire. `draw`: a random number. Cheap if nothing is
     /// due.
-    pub fn advance_time(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    pub fn advance_time(&mut self, now: Duration, draw: u64, events: &mut Vec<EjectionEvent>) {
         match self {
             Self::Native(outliers) => outliers.advance_time(now, draw, events),
             Self::Sermant(outliers) => outliers.advance_time(now, events),
@@ -109,7 +111,7 @@ impl OutlierDetector {
 
     /// Returns the state of an endpoint, as of the last [`Self::advance`].
     #[must_use]
-    pub fn endpoint_state(&self, slot: usize) -> Standing {
+    pub fn endpoint_state(&self, slot: usize) -> EjectionState {
         match self {
             Self::Native(outliers) => outliers.endpoint_state(slot),
             Self::Sermant(outliers) => outliers.endpoint_state(slot),
@@ -144,7 +146,12 @@ impl OutlierDetector {
     }
 
     /// Records the result of a request started by [`Self::begin`].
-    pub fn record_outcome(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+    pub fn record_outcome(
+        &mut self,
+        slot: usize,
+        seen: RequestResult,
+        events: &mut Vec<EjectionEvent>,
+    ) {
         match self {
             Self::Native(outliers) => outliers.record_outcome(slot, seen, events),
             Self::Sermant(outliers) => outliers.record_outcome(slot, seen, events),
@@ -155,9 +162,9 @@ impl OutlierDetector {
     pub fn record_check(
         &mut self,
         slot: usize,
-        heard: Failed,
+        heard: FailureEvidence,
         now: Duration,
-        events: &mut Vec<Event>,
+        events: &mut Vec<EjectionEvent>,
     ) {
         match self {
             Self::Native(outliers) => outliers.record_check(slot, heard, now, events),
@@ -177,7 +184,7 @@ impl OutlierDetector {
 
 /// The result of a request, with its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct RequestResult {
     /// True if it failed in a class that counts.
     pub failed: bool,
     /// True if it was a probe.

@@ -10,7 +10,7 @@ pub(crate) enum Pattern {
     /// Exactly this value.
     Literal(Box<str>),
     /// A prefix followed by any text: the regular expression `literal.*`.
-    Beginning(Box<str>),
+    Prefix(Box<str>),
     /// An anchored regular expression, and the literal prefix of all its matches: most values are rejected by
     /// the prefix.
     Regex(Box<str>, Regex),
@@ -25,7 +25,7 @@ impl Pattern {
         };
         if !literal.contains(METACHARACTERS) {
             return Ok(match open {
-                true => Self::Beginning(literal.into()),
+                true => Self::Prefix(literal.into()),
                 false => Self::Literal(literal.into()),
             });
         }
@@ -40,7 +40,7 @@ impl Pattern {
         match self {
             Self::Literal(literal) => value == &**literal,
             // `.` matches any character except a line feed.
-            Self::Beginning(literal) => {
+            Self::Prefix(literal) => {
                 value.strip_prefix(&**literal).is_some_and(|rest| !rest.contains('\n'))
             }
             Self::Regex(beginning, regex) => {
@@ -100,11 +100,11 @@ fn ends_in_slash(part: &Hir) -> bool {
 /// Checks a regular expression as a rule would use it, so that readers can reject it with its position.
 ///
 /// # Errors
-/// [`BadPattern`] if it is invalid, or too large when compiled.
-pub fn check_pattern(pattern: &str) -> Result<(), BadPattern> {
+/// [`InvalidPattern`] if it is invalid, or too large when compiled.
+pub fn check_pattern(pattern: &str) -> Result<(), InvalidPattern> {
     match Pattern::compile(pattern) {
         Ok(_) => Ok(()),
-        Err(cause) => Err(BadPattern::new(pattern, PatternField::Alone, cause)),
+        Err(cause) => Err(InvalidPattern::new(pattern, PatternField::Alone, cause)),
     }
 }
 
@@ -114,7 +114,7 @@ pub fn check_pattern(pattern: &str) -> Result<(), BadPattern> {
     "{}the regular expression `{pattern}`{field} cannot be used: write it in RE2 syntax, without \
      look-around or back-references, and without large counted repetitions", object_prefix(.object)
 )]
-pub struct BadPattern {
+pub struct InvalidPattern {
     /// The expression, truncated to 200 characters.
     pub pattern: String,
     /// The attribute that it applies to.
@@ -126,7 +126,7 @@ pub struct BadPattern {
     cause: regex::Error,
 }
 
-impl BadPattern {
+impl InvalidPattern {
     pub(crate) fn new(pattern: &str, field: PatternField, cause: regex::Error) -> Self {
         Self {
             pattern: pattern.chars().take(PATTERN_SHOWN_MAX).collect(),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use leno_model::Repeated;
+use leno_model::RepeatedHeader;
 
 /// The attributes of a request for matching, borrowed from the received bytes.
 #[derive(Clone, Copy)]
@@ -16,11 +16,11 @@ pub struct RequestView<'a> {
     /// The host, and the port if it was sent.
     pub authority: &'a str,
     /// The headers.
-    pub fields: &'a dyn Fields,
+    pub fields: &'a dyn HeaderLookup,
 }
 
 /// The headers of a request, by name.
-pub trait Fields {
+pub trait HeaderLookup {
     /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent.
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>>;
 
@@ -49,12 +49,12 @@ pub trait Fields {
 pub(crate) fn header_value<'a>(
     request: &RequestView<'a>,
     name: &str,
-    repeated: Repeated,
+    repeated: RepeatedHeader,
 ) -> Option<Cow<'a, str>> {
     match (name, repeated) {
         (":authority" | "host", _) => Some(Cow::Borrowed(request.authority)),
-        (name, Repeated::Joined) => request.fields.joined_values(name),
-        (name, Repeated::First) => request.fields.first_value(name),
+        (name, RepeatedHeader::Joined) => request.fields.joined_values(name),
+        (name, RepeatedHeader::First) => request.fields.first_value(name),
     }
 }
 
@@ -70,7 +70,7 @@ pub fn is_similar_name(one: &[u8], other: &[u8]) -> bool {
 }
 
 /// Headers as a list, for tools and tests.
-impl Fields for Vec<(String, String)> {
+impl HeaderLookup for Vec<(String, String)> {
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
         let named = self.iter().filter(|(known, _)| known.eq_ignore_ascii_case(name));
         join_values(named.map(|(_, value)| value.as_str()))

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leno_model::{Reason, Retry, RetryRule};
+use leno_model::{Reason, RetryCondition, RetryRule};
 
 /// A failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attempt {
+pub struct FailedAttempt {
     /// The part of the request that was sent.
-    pub sent: Sent,
+    pub sent: SentPart,
     /// True for idempotent methods: see [`is_idempotent`].
     pub idempotent: bool,
     /// True if the whole request, including its body, can be sent again.
@@ -23,7 +23,7 @@ pub struct Attempt {
     pub waited: Duration,
 }
 
-impl Attempt {
+impl FailedAttempt {
     /// True if the request has waited the maximum time for an application that does not listen.
     fn has_waited_out(&self, reason: Reason) -> bool {
         let most = if self.others == 0 { UNREACHABLE_MAX_ALONE } else { UNREACHABLE_MAX };
@@ -33,7 +33,7 @@ impl Attempt {
 
 /// The part of a request that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sent {
+pub enum SentPart {
     /// No byte.
     Nothing,
     /// Part of the head, or more.
@@ -45,8 +45,8 @@ pub enum Sent {
 /// At most [`RETRIES_MAX`] times, or [`unsent_max`] if nothing was sent; never after the client received part
 /// of a response, and never if bytes to repeat are no longer available. Otherwise the reason decides.
 #[must_use]
-pub fn may_retry(reason: Reason, attempt: &Attempt) -> bool {
-    let unsent = attempt.sent == Sent::Nothing;
+pub fn may_retry(reason: Reason, attempt: &FailedAttempt) -> bool {
+    let unsent = attempt.sent == SentPart::Nothing;
     let most = if unsent { unsent_max(attempt.others) } else { RETRIES_MAX.into() };
     if usize::from(attempt.number) >= most
         || attempt.response_started
@@ -56,19 +56,19 @@ pub fn may_retry(reason: Reason, attempt: &Attempt) -> bool {
         return false;
     }
     match reason.retry() {
-        Retry::Never => false,
-        Retry::IfUnsent => unsent || attempt.idempotent,
-        Retry::Always => true,
+        RetryCondition::Never => false,
+        RetryCondition::IfUnsent => unsent || attempt.idempotent,
+        RetryCondition::Always => true,
     }
 }
 
 /// The failure of an attempt, for retry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Setback {
+pub enum AttemptFailure {
     /// No response.
     Failed(Reason),
     /// A response with this status, or a gRPC status that maps to it.
-    Answered(u16),
+    Response(u16),
 }
 
 /// True if the request may be retried under a rule; the budget decides after that.
@@ -78,8 +78,8 @@ pub enum Setback {
 /// rule lists the resulting status. A rule with zero attempts permits no retries; any other rule permits an
 /// unsent request to try further endpoints, as without a rule.
 #[must_use]
-pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> bool {
-    let unsent = attempt.sent == Sent::Nothing;
+pub fn retry_by_rule(rule: &RetryRule, setback: AttemptFailure, attempt: &FailedAttempt) -> bool {
+    let unsent = attempt.sent == SentPart::Nothing;
     let most = match rule.attempts {
         0 => 0,
         attempts if unsent => unsent_max(attempt.others).max(attempts.into()),
@@ -93,20 +93,20 @@ pub fn retry_by_rule(rule: &RetryRule, setback: Setback, attempt: &Attempt) -> b
     }
     let names = |status: u16| rule.codes.contains(&status);
     match setback {
-        Setback::Answered(status) => names(status),
-        Setback::Failed(Reason::AttemptTimeout) => {
+        AttemptFailure::Response(status) => names(status),
+        AttemptFailure::Failed(Reason::AttemptTimeout) => {
             unsent || attempt.idempotent || names(Reason::AttemptTimeout.status())
         }
         // Later attempts follow pauses, which are not waits for an application.
-        Setback::Failed(Reason::ConnectFailed)
+        AttemptFailure::Failed(Reason::ConnectFailed)
             if attempt.number == 0 && attempt.waited >= UNREACHABLE_MAX =>
         {
             false
         }
-        Setback::Failed(reason) => match reason.retry() {
-            Retry::Never => false,
-            Retry::IfUnsent => unsent || attempt.idempotent || names(reason.status()),
-            Retry::Always => true,
+        AttemptFailure::Failed(reason) => match reason.retry() {
+            RetryCondition::Never => false,
+            RetryCondition::IfUnsent => unsent || attempt.idempotent || names(reason.status()),
+            RetryCondition::Always => true,
         },
     }
 }
@@ -156,8 +156,8 @@ pub const GROWTH_MAX: u32 = 10;
 mod tests {
     use super::*;
 
-    const FIRST: Attempt = Attempt {
-        sent: Sent::Nothing,
+    const FIRST: FailedAttempt = FailedAttempt {
+        sent: SentPart::Nothing,
         idempotent: false,
         body_replayable: false,
         response_started: false,
@@ -169,9 +169,9 @@ mod tests {
     #[test]
     fn what_was_never_sent_is_sent_once_more() {
         for reason in Reason::ALL {
-            let expected = reason.retry() != Retry::Never;
+            let expected = reason.retry() != RetryCondition::Never;
             assert_eq!(may_retry(*reason, &FIRST), expected, "{reason:?}");
-            let second = Attempt { number: 1, ..FIRST };
+            let second = FailedAttempt { number: 1, ..FIRST };
             assert!(!may_retry(*reason, &second), "{reason:?}");
         }
     }
@@ -180,7 +180,7 @@ mod tests {
     fn what_was_never_sent_goes_to_one_endpoint_after_another() {
         for (others, retries) in [(0, 1), (1, 1), (2, 2), (3, 3), (9, 4)] {
             for number in 0..6 {
-                let unsent = Attempt { number, others, ..FIRST };
+                let unsent = FailedAttempt { number, others, ..FIRST };
                 let expected = usize::from(number) < retries;
                 assert_eq!(
                     may_retry(Reason::ConnectTimeout, &unsent),
@@ -188,13 +188,14 @@ mod tests {
                     "{number} of {others}"
                 );
                 assert!(!may_retry(Reason::Denied, &unsent));
-                let sent = Attempt { sent: Sent::HeadOrMore, body_replayable: true, ..unsent };
+                let sent =
+                    FailedAttempt { sent: SentPart::HeadOrMore, body_replayable: true, ..unsent };
                 assert_eq!(
                     may_retry(Reason::ConnectFailed, &sent),
                     number == 0,
                     "{number} of {others}"
                 );
-                let failed = Setback::Failed(Reason::ConnectFailed);
+                let failed = AttemptFailure::Failed(Reason::ConnectFailed);
                 assert_eq!(retry_by_rule(&retry_rule(&[], 1), failed, &unsent), expected);
                 assert!(!retry_by_rule(&retry_rule(&[], 0), failed, &unsent));
             }
@@ -213,9 +214,10 @@ mod tests {
             (Reason::WrongIdentity, true, true, false),
             (Reason::RequestTimeout, true, true, false),
         ] {
-            let attempt = Attempt { sent: Sent::HeadOrMore, idempotent, body_replayable, ..FIRST };
+            let attempt =
+                FailedAttempt { sent: SentPart::HeadOrMore, idempotent, body_replayable, ..FIRST };
             assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
-            let started = Attempt { response_started: true, ..attempt };
+            let started = FailedAttempt { response_started: true, ..attempt };
             assert!(!may_retry(reason, &started), "{reason:?}");
         }
     }
@@ -226,14 +228,14 @@ mod tests {
 
     #[test]
     fn a_rule_says_which_answers_and_failures_are_tried_again() {
-        let sent = Attempt { sent: Sent::HeadOrMore, body_replayable: true, ..FIRST };
-        let safe = Attempt { idempotent: true, ..sent };
-        let gone = Attempt { body_replayable: false, ..safe };
-        let failed = Setback::Failed;
+        let sent = FailedAttempt { sent: SentPart::HeadOrMore, body_replayable: true, ..FIRST };
+        let safe = FailedAttempt { idempotent: true, ..sent };
+        let gone = FailedAttempt { body_replayable: false, ..safe };
+        let failed = AttemptFailure::Failed;
         for (setback, attempt, codes, expected) in [
-            (Setback::Answered(503), sent, &[503][..], true),
-            (Setback::Answered(502), sent, &[503], false),
-            (Setback::Answered(503), gone, &[503], false),
+            (AttemptFailure::Response(503), sent, &[503][..], true),
+            (AttemptFailure::Response(502), sent, &[503], false),
+            (AttemptFailure::Response(503), gone, &[503], false),
             (failed(Reason::ConnectFailed), sent, &[], true),
             (failed(Reason::UpstreamReset), safe, &[], true),
             (failed(Reason::UpstreamReset), sent, &[503], false),
@@ -251,10 +253,10 @@ mod tests {
                 expected,
                 "{reported}"
             );
-            let third = Attempt { number: 2, ..attempt };
+            let third = FailedAttempt { number: 2, ..attempt };
             assert!(!retry_by_rule(&retry_rule(codes, 2), setback, &third), "{reported}");
             assert!(!retry_by_rule(&retry_rule(codes, 0), setback, &attempt), "{reported}");
-            let started = Attempt { response_started: true, ..attempt };
+            let started = FailedAttempt { response_started: true, ..attempt };
             assert!(!retry_by_rule(&retry_rule(codes, 2), setback, &started), "{reported}");
         }
     }
@@ -273,8 +275,10 @@ mod tests {
             (UpstreamRefused, 0, 60_000, true),
         ] {
             let waited = Duration::from_millis(waited_ms);
-            for (sent, body_replayable) in [(Sent::Nothing, false), (Sent::HeadOrMore, true)] {
-                let attempt = Attempt { sent, body_replayable, others, waited, ..FIRST };
+            for (sent, body_replayable) in
+                [(SentPart::Nothing, false), (SentPart::HeadOrMore, true)]
+            {
+                let attempt = FailedAttempt { sent, body_replayable, others, waited, ..FIRST };
                 assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
             }
         }
@@ -284,8 +288,10 @@ mod tests {
             (ConnectFailed, 1, 60_000, true),
             (ConnectTimeout, 0, 60_000, true),
         ] {
-            let attempt = Attempt { number, waited: Duration::from_millis(waited_ms), ..FIRST };
-            let again = retry_by_rule(&retry_rule(&[503], 3), Setback::Failed(reason), &attempt);
+            let attempt =
+                FailedAttempt { number, waited: Duration::from_millis(waited_ms), ..FIRST };
+            let again =
+                retry_by_rule(&retry_rule(&[503], 3), AttemptFailure::Failed(reason), &attempt);
             assert_eq!(again, expected, "{reason:?} {attempt:?}");
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    PathMatch, PortView, RequestMatch, RouteKind, RouteName, RouteRule, ServiceRetry,
+    PathMatch, PortConfig, RequestMatch, RouteKind, RouteName, RouteRule, ServiceRetry,
     WeightedBackend,
 };
 
@@ -15,11 +15,11 @@ use crate::action::CompiledActions;
 use crate::cors::preflight_for;
 use crate::match_slot::MatchSlot;
 use crate::matcher::{RequestMatcher, prefix_elements};
-use crate::pattern::BadPattern;
-use crate::persistence::CompiledPersistence;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
+use crate::session_persistence::CompiledPersistence;
 
-use self::index::Index;
+use self::index::RouteIndex;
 
 /// The compiled routes of one service port.
 ///
@@ -38,14 +38,14 @@ pub struct PortRoutes {
     trivial: bool,
     /// True if a rule has CORS.
     has_cors: bool,
-    index: Index,
-    rules: Box<[CompiledRule]>,
-    retried: Option<Box<Retried>>,
+    index: RouteIndex,
+    rules: Box<[CompiledRouteRule]>,
+    retried: Option<Box<DefaultRetry>>,
 }
 
 /// A default retry policy.
 #[derive(Debug, Clone)]
-struct Retried {
+struct DefaultRetry {
     policy: ServiceRetry,
     /// The actions for requests without a rule.
     direct: Arc<CompiledActions>,
@@ -55,8 +55,8 @@ impl PortRoutes {
     /// Compiles the rules of a port.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression, with its route.
-    pub fn compile(view: &PortView) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression, with its route.
+    pub fn compile(view: &PortConfig) -> Result<Self, InvalidPattern> {
         Self::from_rules(&view.rules, view.routed)
     }
 
@@ -77,12 +77,12 @@ impl PortRoutes {
                 *own = under(own.as_ref());
             }
         }
-        self.retried = Some(Box::new(Retried { policy: policy.clone(), direct }));
+        self.retried = Some(Box::new(DefaultRetry { policy: policy.clone(), direct }));
         self
     }
 
     /// Compiles rules; `attached`: requests that match no rule are rejected.
-    pub(crate) fn from_rules(rules: &[RouteRule], attached: bool) -> Result<Self, BadPattern> {
+    pub(crate) fn from_rules(rules: &[RouteRule], attached: bool) -> Result<Self, InvalidPattern> {
         let mut matches = Vec::new();
         for (index, rule) in rules.iter().enumerate() {
             for request in &rule.matches {
@@ -95,7 +95,7 @@ impl PortRoutes {
             attached,
             trivial: !attached && rules.is_empty(),
             has_cors: rules.iter().any(|rule| rule.actions.cors.is_some()),
-            index: Index::build(matches),
+            index: RouteIndex::build(matches),
             rules: compile_rules(rules),
             retried: None,
         })
@@ -123,7 +123,7 @@ impl PortRoutes {
 
     /// Returns the rule for the request that a preflight announces, if it has CORS.
     #[inline(never)]
-    fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRule> {
+    fn asked_about(&self, request: &RequestView<'_>) -> Option<&CompiledRouteRule> {
         let method = preflight_for(request)?;
         let request = RequestView { method: &method, ..*request };
         let rule = self.rules.get(self.index.find_match(&request)?.rule)?;
@@ -150,7 +150,7 @@ impl PortRoutes {
 
     /// Returns the rules, in the order of the port's configuration.
     #[must_use]
-    pub fn rules(&self) -> &[CompiledRule] {
+    pub fn rules(&self) -> &[CompiledRouteRule] {
         &self.rules
     }
 }
@@ -164,10 +164,10 @@ pub enum RouteChoice<'a> {
     /// well.
     To {
         /// The rule.
-        rule: &'a CompiledRule,
+        rule: &'a CompiledRouteRule,
         /// The selected backend.
         backend: &'a WeightedBackend,
-        /// The index of the backend in [`CompiledRule::backends`].
+        /// The index of the backend in [`CompiledRouteRule::backends`].
         index: usize,
     },
     /// Routes are attached, but none matches the request.
@@ -175,18 +175,18 @@ pub enum RouteChoice<'a> {
     /// The matching rule redirects.
     Redirect {
         /// The rule.
-        rule: &'a CompiledRule,
+        rule: &'a CompiledRouteRule,
     },
     /// The matching rule has no backends, or none with a weight, or no grant permits the selected one.
     InvalidBackend {
         /// The rule.
-        rule: &'a CompiledRule,
+        rule: &'a CompiledRouteRule,
     },
 }
 
 /// A rule without its matches.
 #[derive(Debug, Clone)]
-pub struct CompiledRule {
+pub struct CompiledRouteRule {
     /// The index of the rule in the port's configuration.
     pub index: usize,
     /// The route of the rule.
@@ -211,11 +211,11 @@ pub struct CompiledRule {
 }
 
 /// Compiles the rules, each with its index in its route.
-fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRule]> {
+fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRouteRule]> {
     let mut so_far: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
         let number = so_far.entry((rule.kind, &rule.route)).or_default();
-        let compiled = CompiledRule::new(index, rule, *number);
+        let compiled = CompiledRouteRule::new(index, rule, *number);
         *number += 1;
         compiled
     });
@@ -238,7 +238,7 @@ fn backend_actions(
     own.collect()
 }
 
-impl CompiledRule {
+impl CompiledRouteRule {
     fn new(index: usize, rule: &RouteRule, number: usize) -> Self {
         let persistence = CompiledPersistence::from_rule(rule, number).map(Arc::new);
         let mut actions = CompiledActions::compile(&rule.actions, &rule.matches);

@@ -1,43 +1,43 @@
 //! Tag routing: selection of service instances by their labels.
 
-mod demands;
+mod conditions;
+mod instance_sets;
 mod lane;
 mod matcher;
 mod rules;
-mod sets;
-mod share;
 mod trace;
 mod value;
+mod weighted_targets;
 
 use std::sync::Arc;
 
-use leno_model::{Caller, Endpoint, RuleOrigin, TagRules};
+use leno_model::{CallerAttributes, Endpoint, RuleOrigin, TagRules};
 
-use self::rules::{Compiled, EVERY, Preference, Rule, SetId};
-use self::sets::Set;
+use self::instance_sets::InstanceSet;
+use self::rules::{CompiledCallerRule, CompiledTagRule, EVERY, RulesForCaller, SetId};
 use crate::match_slot::MatchSlot;
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 
 pub(crate) use crate::request::header_value;
 pub(crate) use matcher::cookie_value;
 
-pub use lane::{Lanes, Marks};
-pub use sets::Endpoints;
-pub use share::{Chance, Draw, Shares};
+pub use instance_sets::Endpoints;
+pub use lane::{LaneHeaders, Lanes};
 pub use trace::TagOutcome;
+pub use weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
 
 /// The tag rules of one service port, compiled for one caller, with the current instances of each set.
 ///
 /// Sets are computed when rules or instances change. A request only finds its rule, draws if there are several
 /// shares, and uses an existing list.
 #[derive(Debug)]
-pub struct TagPlan {
+pub struct CompiledTagRules {
     source: Arc<TagRules>,
-    caller: Caller,
-    compiled: Arc<Compiled>,
+    caller: CallerAttributes,
+    compiled: Arc<RulesForCaller>,
     /// By set index.
-    narrowed: Box<[Narrowed]>,
+    narrowed: Box<[CallerInstances]>,
     /// The match counters: of the rules, then of those by caller.
     match_slots: Arc<[MatchSlot]>,
 }
@@ -59,11 +59,11 @@ pub struct TagDecision<'a> {
 
 /// The instances of a set after the caller rules.
 #[derive(Debug)]
-struct Narrowed {
+struct CallerInstances {
     /// True if the set has instances.
     inhabited: bool,
     /// The shares, if there is more than one list.
-    shares: Option<Shares>,
+    shares: Option<WeightedTargets>,
     /// The caller rule of the lists.
     by_caller: Option<usize>,
     lists: Box<[Endpoints]>,
@@ -71,25 +71,25 @@ struct Narrowed {
     others: Option<Arc<[Endpoints]>>,
 }
 
-impl TagPlan {
+impl CompiledTagRules {
     /// Compiles the rules for a caller; unchanged parts of `old` are reused.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
+    /// [`InvalidPattern`] for the first invalid regular expression.
     pub fn build(
         rules: &Arc<TagRules>,
-        caller: &Caller,
+        caller: &CallerAttributes,
         endpoints: &Arc<[Arc<Endpoint>]>,
         old: Option<&Self>,
-    ) -> Result<Self, BadPattern> {
+    ) -> Result<Self, InvalidPattern> {
         let same = old.filter(|old| old.source == *rules && old.caller == *caller);
         let compiled = match same {
             Some(old) => Arc::clone(&old.compiled),
-            None => Arc::new(Compiled::from_rules(rules, caller)?),
+            None => Arc::new(RulesForCaller::from_rules(rules, caller)?),
         };
         let narrowed = compiled.sets.iter().map(|set| {
             let inside = set.members_of(endpoints);
-            Narrowed::from_preferences(inside, &compiled.by_caller)
+            CallerInstances::from_preferences(inside, &compiled.by_caller)
         });
         let narrowed = narrowed.collect();
         let count = rules.rules.len() + rules.by_caller.len();
@@ -110,7 +110,7 @@ impl TagPlan {
     pub fn choose_instances(
         &self,
         request: &RequestView<'_>,
-        chance: &mut impl Chance,
+        chance: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
         match self.compiled.rule_for(request) {
             Some(rule) => {
@@ -125,7 +125,7 @@ impl TagPlan {
     }
 
     /// Selects instances for an opaque connection: rules by request do not apply.
-    pub fn without_request(&self, chance: &mut impl Chance) -> TagDecision<'_> {
+    pub fn without_request(&self, chance: &mut impl RandomChoice) -> TagDecision<'_> {
         self.build_decision(None, Some(EVERY), chance)
     }
 
@@ -153,12 +153,12 @@ impl TagPlan {
     /// Returns the set that a rule selects; `None` if no instance remains.
     fn by_rule(
         &self,
-        rule: &Rule,
+        rule: &CompiledTagRule,
         request: &RequestView<'_>,
-        chance: &mut impl Chance,
+        chance: &mut impl RandomChoice,
     ) -> Option<SetId> {
         let sticky = rule.sticky_point(request);
-        let drawn = rule.split.draw_target(Draw::Route, sticky, chance);
+        let drawn = rule.split.draw_target(DrawPurpose::Route, sticky, chance);
         let inhabited = drawn.filter(|(_, set)| self.is_inhabited(*set));
         let spills = drawn.is_some_and(|(place, _)| rule.split.spilling == Some(place));
         if let (Some((_, set)), true) = (inhabited, !spills || rule.fallback.is_none()) {
@@ -167,7 +167,7 @@ impl TagPlan {
         let fallback = rule
             .fallback
             .as_ref()
-            .and_then(|fallback| fallback.draw_target(Draw::Fallback, sticky, chance));
+            .and_then(|fallback| fallback.draw_target(DrawPurpose::Fallback, sticky, chance));
         let fallback = fallback.map(|(_, set)| set).filter(|set| self.is_inhabited(*set));
         let left = fallback.or(inhabited.map(|(_, set)| set));
         left.or_else(|| self.first_inhabited(&rule.fallback_policy))
@@ -185,7 +185,7 @@ impl TagPlan {
         &self,
         rule: Option<usize>,
         set: Option<SetId>,
-        chance: &mut impl Chance,
+        chance: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
         // Without any instance, tags are not the cause.
         let nobody = !self.is_inhabited(EVERY);
@@ -195,7 +195,7 @@ impl TagPlan {
         });
         match found {
             Some((set, narrowed, endpoints)) => {
-                let Narrowed { by_caller, others, .. } = narrowed;
+                let CallerInstances { by_caller, others, .. } = narrowed;
                 let (by_caller, others) = (*by_caller, others.as_ref());
                 TagDecision { rule, by_caller, endpoints: Some(endpoints), others, set }
             }
@@ -205,13 +205,13 @@ impl TagPlan {
         }
     }
 
-    fn find_set(&self, place: SetId) -> Option<&Set> {
+    fn find_set(&self, place: SetId) -> Option<&InstanceSet> {
         self.compiled.sets.get(place)
     }
 }
 
-impl Narrowed {
-    fn from_preferences(inside: Endpoints, preferences: &[Preference]) -> Self {
+impl CallerInstances {
+    fn from_preferences(inside: Endpoints, preferences: &[CompiledCallerRule]) -> Self {
         let inhabited = !inside.is_empty();
         for (place, preference) in preferences.iter().enumerate() {
             let lists =
@@ -233,18 +233,21 @@ impl Narrowed {
         Self { inhabited, shares: None, by_caller: None, lists, others: None }
     }
 
-    fn draw_list(&self, chance: &mut impl Chance) -> Option<&Endpoints> {
-        let place =
-            self.shares.as_ref().map_or(0, |shares| shares.draw_target(Draw::Caller, chance));
+    fn draw_list(&self, chance: &mut impl RandomChoice) -> Option<&Endpoints> {
+        let place = self
+            .shares
+            .as_ref()
+            .map_or(0, |shares| shares.draw_target(DrawPurpose::Caller, chance));
         self.lists.get(place)
     }
 }
 
 /// Returns the fallbacks for when no instance of the first preference is healthy: the instances of the
 /// following preferences that yield, and finally all instances; `None` if the first does not yield.
-fn fallback_lists(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
+fn fallback_lists(preferences: &[CompiledCallerRule], all: &Endpoints) -> Option<Arc<[Endpoints]>> {
     preferences.first().filter(|first| first.yields)?;
-    let asked = |(before, next): (&Preference, &Preference)| before.goes_on && next.yields;
+    let asked =
+        |(before, next): (&CompiledCallerRule, &CompiledCallerRule)| before.goes_on && next.yields;
     let pairs = preferences.iter().zip(preferences.iter().skip(1));
     let next = pairs.take_while(|pair| asked(*pair)).map(|(_, next)| next);
     let lists = next.flat_map(|next| next.sets.iter().map(|set| next.accepted_endpoints(set, all)));
@@ -252,9 +255,9 @@ fn fallback_lists(preferences: &[Preference], all: &Endpoints) -> Option<Arc<[En
     Some(smaller.chain([Arc::clone(all)]).collect())
 }
 
-impl Preference {
+impl CompiledCallerRule {
     /// Returns the preferred instances, or all of them.
-    fn accepted_endpoints(&self, set: &Set, all: &Endpoints) -> Endpoints {
+    fn accepted_endpoints(&self, set: &InstanceSet, all: &Endpoints) -> Endpoints {
         let preferred = set.members_of(all);
         let (count, total) = (preferred.len() as u64, all.len() as u64);
         let enough =

@@ -1,6 +1,6 @@
 //! Routing of application TLS sessions by server name.
 
-use leno_model::{HostPattern, PortView, TlsRule, WeightedBackend};
+use leno_model::{HostPattern, PortConfig, TlsRule, WeightedBackend};
 use rustc_hash::FxHashMap;
 
 use crate::route::by_weight;
@@ -12,23 +12,23 @@ use crate::route::by_weight;
 #[derive(Debug, Clone)]
 pub struct TlsRoutes {
     rules: Box<[TlsRule]>,
-    exact: Names,
-    below: Names,
+    exact: ServerNameIndex,
+    below: ServerNameIndex,
 }
 
 /// The first rule for each name. The names come from an operator, so clients cannot cause hash collisions.
-type Names = FxHashMap<Box<str>, usize>;
+type ServerNameIndex = FxHashMap<Box<str>, usize>;
 
 impl TlsRoutes {
     /// Compiles the rules of a port.
     #[must_use]
-    pub fn compile(view: &PortView) -> Self {
+    pub fn compile(view: &PortConfig) -> Self {
         Self::from_rules(&view.tls_rules)
     }
 
     /// Compiles rules.
     pub(crate) fn from_rules(rules: &[TlsRule]) -> Self {
-        let (mut exact, mut below) = (Names::default(), Names::default());
+        let (mut exact, mut below) = (ServerNameIndex::default(), ServerNameIndex::default());
         for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
                 let (names, name) = match pattern {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn compile_routes(tls_rules: Vec<TlsRule>) -> TlsRoutes {
-        TlsRoutes::compile(&PortView {
+        TlsRoutes::compile(&PortConfig {
             name: None,
             protocol: Protocol::Tcp,
             routed: false,

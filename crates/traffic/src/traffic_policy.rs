@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leno_model::{
-    Balancing, Breaker, CircuitLimits, FixedResponse, Hedging, PortOutlierDetection, ServiceName,
-    ServicePolicyName, TrafficPolicy,
+    CircuitLimits, FixedResponse, PortCircuitBreaker, PortHedging, PortLoadBalancing,
+    PortOutlierDetection, ServiceName, ServicePolicyName, TrafficPolicy,
 };
 
-use crate::fault::FaultPlan;
+use crate::fault::CompiledFaults;
 use crate::match_slot::MatchSlot;
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 
 /// The client-side policies of one path to a port: a direct call of its service, or a call of another service
 /// with a route to the port. Both paths share the counts of the port's own policies.
@@ -20,54 +20,54 @@ pub struct PortTrafficPolicy {
     /// Outlier detection for the port's endpoints.
     pub outlier_detection: Option<Arc<PortOutlierDetection>>,
     /// The circuit breaker of the port itself.
-    pub breaker: Option<Arc<PortBreaker>>,
+    pub breaker: Option<Arc<CompiledCircuitBreaker>>,
     /// The circuit breaker of the called service, if one of its routes forwards to the port.
-    pub called: Option<Arc<PortBreaker>>,
+    pub called: Option<Arc<CompiledCircuitBreaker>>,
     /// Fault injection.
-    pub faults: Option<Arc<FaultPlan>>,
+    pub faults: Option<Arc<CompiledFaults>>,
     /// Load balancing; the default algorithm when absent.
-    pub balancing: Option<Arc<Balancing>>,
+    pub balancing: Option<Arc<PortLoadBalancing>>,
     /// Hedging.
-    pub hedging: Option<Arc<Hedging>>,
+    pub hedging: Option<Arc<PortHedging>>,
 }
 
 /// A circuit breaker, with the counts for its limits in the whole sidecar.
 #[derive(Debug)]
-pub struct PortBreaker {
+pub struct CompiledCircuitBreaker {
     /// The policy and its rule.
-    pub breaker: Breaker,
+    pub breaker: PortCircuitBreaker,
     /// The port of the service that the policy is attached to.
-    pub subject: ServicePort,
+    pub subject: ServicePortId,
     /// The response while the circuit is open, if the policy sets one.
     pub answer: Option<Arc<FixedResponse>>,
     /// The requests, connections and retries that the limits count.
-    pub under_way: UnderWay,
+    pub in_progress: InProgressCounts,
     /// The counter of rejections.
     pub match_slot: MatchSlot,
 }
 
 /// One port of a service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServicePort {
+pub struct ServicePortId {
     /// The service.
     pub service: ServiceName,
     /// Its port.
     pub port: u16,
 }
 
-impl std::fmt::Display for ServicePort {
+impl std::fmt::Display for ServicePortId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.service, self.port)
     }
 }
 
-impl PortBreaker {
+impl CompiledCircuitBreaker {
     /// Creates a breaker without requests in progress.
-    fn new(breaker: Breaker, subject: ServicePort) -> Self {
+    fn new(breaker: PortCircuitBreaker, subject: ServicePortId) -> Self {
         let answer = &breaker.rule.response;
         let answer = (*answer != FixedResponse::default()).then(|| Arc::new(answer.clone()));
-        let under_way = UnderWay::new(breaker.rule.limits);
-        Self { breaker, subject, answer, under_way, match_slot: MatchSlot::default() }
+        let under_way = InProgressCounts::new(breaker.rule.limits);
+        Self { breaker, subject, answer, in_progress: under_way, match_slot: MatchSlot::default() }
     }
 }
 
@@ -75,14 +75,14 @@ impl PortTrafficPolicy {
     /// Compiles the policies of direct calls of the port's service.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
-    pub fn new(rule: TrafficPolicy, subject: &ServicePort) -> Result<Self, BadPattern> {
-        let faults = rule.faults.as_ref().map(FaultPlan::compile).transpose()?;
+    /// [`InvalidPattern`] for the first invalid regular expression.
+    pub fn new(rule: TrafficPolicy, subject: &ServicePortId) -> Result<Self, InvalidPattern> {
+        let faults = rule.faults.as_ref().map(CompiledFaults::compile).transpose()?;
         Ok(Self {
             outlier_detection: rule.outlier_detection.map(Arc::new),
             breaker: rule
                 .breaker
-                .map(|breaker| Arc::new(PortBreaker::new(breaker, subject.clone()))),
+                .map(|breaker| Arc::new(CompiledCircuitBreaker::new(breaker, subject.clone()))),
             called: None,
             faults: faults.map(Arc::new),
             balancing: rule.balancing.map(Arc::new),
@@ -167,20 +167,20 @@ fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
 
 /// The requests and connections in progress at a port, each with its limit.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InProgressCounts {
     /// Opaque connections.
-    pub connections: Bounded,
+    pub connections: LimitedCount,
     /// Requests.
-    pub requests: Bounded,
+    pub requests: LimitedCount,
     /// Requests that wait for a connection.
-    pub pending: Bounded,
+    pub pending: LimitedCount,
     /// Retries in progress.
-    pub retries: Bounded,
+    pub retries: LimitedCount,
 }
 
-impl UnderWay {
+impl InProgressCounts {
     fn new(limits: CircuitLimits) -> Self {
-        let bounded = |most| Bounded { most, now: AtomicU32::new(0) };
+        let bounded = |most| LimitedCount { most, now: AtomicU32::new(0) };
         Self {
             connections: bounded(limits.connections),
             requests: bounded(limits.requests),
@@ -192,32 +192,32 @@ impl UnderWay {
 
 /// A counter with a limit. Without a limit it does not count.
 #[derive(Debug)]
-pub struct Bounded {
+pub struct LimitedCount {
     most: Option<u32>,
     now: AtomicU32,
 }
 
 /// The result of entering a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Entry {
+pub enum CountResult {
     /// Admitted without being counted: there is no limit.
-    Free,
-    /// Admitted and counted; [`Bounded::leave`] must be called once.
+    Unlimited,
+    /// Admitted and counted; [`LimitedCount::leave`] must be called once.
     Counted,
     /// The limit is reached.
     Full,
 }
 
-impl Bounded {
+impl LimitedCount {
     /// Enters one more, if the limit permits it.
-    pub fn try_enter(&self) -> Entry {
+    pub fn try_enter(&self) -> CountResult {
         let Some(most) = self.most else {
-            return Entry::Free;
+            return CountResult::Unlimited;
         };
         let more = |now: u32| (now < most).then(|| now + 1);
         match self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
-            Ok(_) => Entry::Counted,
-            Err(_) => Entry::Full,
+            Ok(_) => CountResult::Counted,
+            Err(_) => CountResult::Full,
         }
     }
 
@@ -234,25 +234,25 @@ mod tests {
     #[test]
     fn lets_in_as_many_as_the_bound_and_no_more() {
         let limits = CircuitLimits { requests: Some(2), retries: Some(0), ..Default::default() };
-        let under_way = UnderWay::new(limits);
-        assert_eq!(under_way.requests.try_enter(), Entry::Counted);
-        assert_eq!(under_way.requests.try_enter(), Entry::Counted);
-        assert_eq!(under_way.requests.try_enter(), Entry::Full);
+        let under_way = InProgressCounts::new(limits);
+        assert_eq!(under_way.requests.try_enter(), CountResult::Counted);
+        assert_eq!(under_way.requests.try_enter(), CountResult::Counted);
+        assert_eq!(under_way.requests.try_enter(), CountResult::Full);
         under_way.requests.leave();
-        assert_eq!(under_way.requests.try_enter(), Entry::Counted);
-        assert_eq!(under_way.retries.try_enter(), Entry::Full);
-        assert_eq!(under_way.pending.try_enter(), Entry::Free);
+        assert_eq!(under_way.requests.try_enter(), CountResult::Counted);
+        assert_eq!(under_way.retries.try_enter(), CountResult::Full);
+        assert_eq!(under_way.pending.try_enter(), CountResult::Unlimited);
     }
 
     #[test]
     fn threads_together_never_pass_the_bound() {
-        let bounded = Bounded { most: Some(3), now: AtomicU32::new(0) };
+        let bounded = LimitedCount { most: Some(3), now: AtomicU32::new(0) };
         let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        if bounded.try_enter() == Entry::Counted {
+                        if bounded.try_enter() == CountResult::Counted {
                             let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
                             most.fetch_max(now, Ordering::SeqCst);
                             inside.fetch_sub(1, Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! Path, host and value normalization, for matching every form that an application might decode.
 
-mod folded;
-mod readings;
+mod normalized;
+mod url_readings;
 mod values;
 
 use std::borrow::Cow;
@@ -9,11 +9,11 @@ use std::borrow::Cow;
 use crate::matcher::RequestMatcher;
 use crate::query::percent_decoded;
 
-pub(crate) use folded::{
+pub(crate) use normalized::{
     Parameters, decoded_layers, decoded_throughout, folded_case, folded_path, folded_rule,
     is_blank, is_equal_folded,
 };
-use readings::{names_authority, other_readings};
+use url_readings::{names_authority, other_readings};
 pub(crate) use values::{any_listed_value, any_value, bare_value};
 
 /// The kinds of paths that allow rules distinguish.
@@ -108,7 +108,7 @@ pub(crate) struct PathVariants {
     /// True if it has a dot: applications may ignore the following text.
     is_dotted: bool,
     /// Absent if the normalized path equals the path as sent.
-    odd: Option<Box<Odd>>,
+    unusual: Option<Box<UnusualPath>>,
 }
 
 /// The paths that an application may read.
@@ -122,7 +122,7 @@ enum Paths {
 }
 
 /// The normalized forms of an unusual path.
-struct Odd {
+struct UnusualPath {
     /// Absent for a path without escapes.
     decoded: Option<String>,
     folded: String,
@@ -144,7 +144,7 @@ impl PathVariants {
         let ends_oddly = path.len() > 1 && matches!(before, b'/' | b'.');
         let is_odd = found & ODD != 0 || ends_oddly || (is_dotted && path.contains("./"));
         let paths = if kind == PathKind::Climbing { Paths::Any } else { Paths::One };
-        let mut variant = Self { paths, is_dotted, odd: None };
+        let mut variant = Self { paths, is_dotted, unusual: None };
         if is_odd && !variant.is_any_path() {
             variant.read(path);
             variant.read_others(path);
@@ -154,7 +154,7 @@ impl PathVariants {
 
     /// Normalizes an alternative reading of a path.
     fn of_reading(path: &str) -> Self {
-        let mut variant = Self { paths: Paths::One, is_dotted: false, odd: None };
+        let mut variant = Self { paths: Paths::One, is_dotted: false, unusual: None };
         variant.read(path);
         variant.limit_stems(path)
     }
@@ -185,12 +185,12 @@ impl PathVariants {
         let with_parameters = read.contains(';').then(|| folded_path(&read, Parameters::Kept).text);
         let decoded = is_escaped.then(|| lossy_text(&percent_decoded(path).collect::<Vec<u8>>()));
         let (folded, others) = (folded.text, Box::default());
-        self.odd = Some(Box::new(Odd { decoded, folded, with_parameters, others }));
+        self.unusual = Some(Box::new(UnusualPath { decoded, folded, with_parameters, others }));
     }
 
     /// Adds the alternative readings of the path.
     fn read_others(&mut self, path: &str) {
-        let Some(odd) = self.odd.as_mut().filter(|_| self.paths == Paths::One) else { return };
+        let Some(odd) = self.unusual.as_mut().filter(|_| self.paths == Paths::One) else { return };
         let Some(others) = other_readings(path) else {
             self.paths = Paths::Any;
             return;
@@ -220,24 +220,24 @@ impl PathVariants {
 
     /// Returns the alternative readings, each with its normalized forms.
     pub(crate) fn other_readings(&self) -> impl Iterator<Item = (&str, &Self)> {
-        let others = self.odd.iter().flat_map(|odd| &odd.others);
+        let others = self.unusual.iter().flat_map(|odd| &odd.others);
         others.map(|(path, variant)| (path.as_str(), variant))
     }
 
     /// True if the normalized path differs from the path as sent.
     pub(crate) fn is_odd(&self) -> bool {
-        self.odd.is_some()
+        self.unusual.is_some()
     }
 
     /// Returns the normalized path.
     #[inline]
     pub(crate) fn normalized_path<'a>(&'a self, sent: &'a str) -> &'a str {
-        self.odd.as_ref().map_or(sent, |odd| &odd.folded)
+        self.unusual.as_ref().map_or(sent, |odd| &odd.folded)
     }
 
     /// Returns the normalized path with element parameters.
     pub(crate) fn with_parameters<'a>(&'a self, sent: &'a str) -> &'a str {
-        let kept = self.odd.as_ref().and_then(|odd| odd.with_parameters.as_deref());
+        let kept = self.unusual.as_ref().and_then(|odd| odd.with_parameters.as_deref());
         kept.unwrap_or_else(|| self.normalized_path(sent))
     }
 
@@ -257,7 +257,7 @@ impl PathVariants {
     /// True if one of the other forms matches. Only regular expressions can distinguish these from the
     /// normalized path.
     pub(crate) fn any_other(&self, sent: &str, fits: impl Fn(&str) -> bool) -> bool {
-        let odd = self.odd.as_ref();
+        let odd = self.unusual.as_ref();
         let others = odd.into_iter().flat_map(|odd| {
             [Some(sent), odd.decoded.as_deref(), odd.with_parameters.as_deref()]
                 .into_iter()

@@ -17,10 +17,10 @@ use gungraun::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
 };
 use leno_wire::http1::{
-    Answers, Framing, Parsed, RequestEdits, RequestHead, ResponseEdits, ResponseHead,
+    Framing, Parsed, RequestEdits, RequestHead, RequestKind, ResponseEdits, ResponseHead,
     write_request, write_response,
 };
-use leno_wire::link::{Event, Limits, Link, Role, StreamKind};
+use leno_wire::link::{Link, LinkEvent, LinkLimits, Role, StreamKind};
 
 #[library_benchmark(config = measured(3_381))]
 #[bench::of_a_service(parsed_request())]
@@ -33,7 +33,7 @@ fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, Byte
 #[library_benchmark(config = measured(2_299))]
 #[bench::of_a_service(parsed_response())]
 fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
-    let parsed = head.parse(black_box(RESPONSE), Answers::Other);
+    let parsed = head.parse(black_box(RESPONSE), RequestKind::Other);
     assert_eq!(parsed, Ok(Parsed::Complete(RESPONSE.len())));
     (head, out)
 }
@@ -103,7 +103,7 @@ fn parsed_request() -> (RequestHead, BytesMut) {
 
 fn parsed_response() -> (ResponseHead, BytesMut) {
     let mut head = ResponseHead::default();
-    head.parse(RESPONSE, Answers::Other).expect("the response is valid");
+    head.parse(RESPONSE, RequestKind::Other).expect("the response is valid");
     (head, BytesMut::with_capacity(ROOM_BYTES))
 }
 
@@ -111,13 +111,14 @@ fn parsed_response() -> (ResponseHead, BytesMut) {
 struct Ends {
     opener: (Link, BytesMut),
     acceptor: (Link, BytesMut),
-    events: Vec<Event>,
+    events: Vec<LinkEvent>,
 }
 
 impl Ends {
     /// All buffers have grown to the size that the first streams need.
     fn warmed_up() -> Self {
-        let end = |role| (Link::new(role, Limits::default()), BytesMut::with_capacity(ROOM_BYTES));
+        let end =
+            |role| (Link::new(role, LinkLimits::default()), BytesMut::with_capacity(ROOM_BYTES));
         let mut ends = Self {
             opener: end(Role::Opener),
             acceptor: end(Role::Acceptor),
@@ -147,7 +148,7 @@ impl Ends {
     }
 
     fn send_response(&mut self) {
-        let Some(Event::Opened { stream, .. }) = self.events.pop() else {
+        let Some(LinkEvent::Opened { stream, .. }) = self.events.pop() else {
             unreachable!("the request came before");
         };
         let acceptor = &mut self.acceptor.0;
@@ -163,7 +164,7 @@ impl Ends {
 fn transfer_output(
     from: &mut (Link, BytesMut),
     to: &mut (Link, BytesMut),
-    events: &mut Vec<Event>,
+    events: &mut Vec<LinkEvent>,
 ) {
     let output = from.0.output();
     to.1.extend_from_slice(output);

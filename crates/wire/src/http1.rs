@@ -1,7 +1,7 @@
 //! HTTP/1.1 heads and bodies: parsed in place, rejected if ambiguous, forwarded as splices.
 //!
 //! RFC 9110 and RFC 9112 are applied strictly: a message that two readers could interpret differently is
-//! [`Malformed`], never repaired, because a repaired message is a smuggling vector. Heads are kept as [`Span`]s
+//! [`Malformed`], never repaired, because a repaired message is a smuggling vector. Heads are kept as [`ByteSpan`]s
 //! of the received bytes, so a reused head allocates nothing.
 
 mod block;
@@ -9,7 +9,7 @@ mod body;
 mod chunk_extension;
 mod field;
 mod malformed;
-mod mend;
+mod repair;
 mod request;
 mod response;
 mod scan;
@@ -18,21 +18,23 @@ mod target;
 mod write;
 
 pub use body::{
-    BodyDecoder, CHUNK_END, CHUNK_EXTENSION_BYTES_MAX, LAST_CHUNK, Piece, TRAILERS_FOLLOW,
+    BodyDecoder, CHUNK_END, CHUNK_EXTENSION_BYTES_MAX, DecodedPiece, LAST_CHUNK, TRAILERS_FOLLOW,
     write_chunk_size,
 };
-pub use field::{Field, FieldName};
+pub use field::{FieldName, HeaderField};
 pub use malformed::Malformed;
-pub use mend::{Mended, mend_response};
+pub use repair::{RepairedHead, mend_response};
 pub use request::RequestHead;
-pub use response::{Answers, ResponseHead};
-pub use span::Span;
-pub use target::{Target, origin_form, parse_target, split_authority};
-pub use write::{Connection, Framing, RequestEdits, ResponseEdits, write_request, write_response};
+pub use response::{RequestKind, ResponseHead};
+pub use span::ByteSpan;
+pub use target::{RequestTarget, origin_form, parse_target, split_authority};
+pub use write::{
+    ConnectionHeader, Framing, RequestEdits, ResponseEdits, write_request, write_response,
+};
 
 /// The HTTP versions with this syntax.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Version {
+pub enum Http1Version {
     /// HTTP/1.0: closes by default, has no chunks.
     Http10,
     /// HTTP/1.1: persists by default.

@@ -1,6 +1,6 @@
 //! The link between two sidecars: many requests and TCP streams over one connection, without IO.
 //!
-//! `docs/link.md` is the specification. A [`Link`] turns received bytes into [`Event`]s and calls into output
+//! `docs/link.md` is the specification. A [`Link`] turns received bytes into [`LinkEvent`]s and calls into output
 //! bytes; its driver moves both through TLS and a socket. The output of one iteration of an event loop is
 //! collected in [`Link::output`], to be encrypted and written at once.
 
@@ -17,8 +17,8 @@ use std::hash::BuildHasherDefault;
 
 use bytes::{Bytes, BytesMut};
 
-use self::budget::Budget;
-pub use self::codes::{GoAwayCode, Gone, LinkError, OpenError, ResetCode};
+use self::budget::MisuseBudget;
+pub use self::codes::{GoAwayCode, LinkError, OpenError, ResetCode, StreamClosed};
 pub use self::limits::*;
 use self::stream::Stream;
 pub use self::stream::{StreamId, StreamIdHasher};
@@ -31,9 +31,9 @@ pub use self::stream::{StreamId, StreamIdHasher};
 #[derive(Debug)]
 pub struct Link {
     role: Role,
-    ours: Limits,
+    ours: LinkLimits,
     /// The peer's limits: those of its HELLO, before that the minimum.
-    theirs: Limits,
+    theirs: LinkLimits,
     /// The peer's HELLO announces support for rejection reasons.
     peer_reads_reasons: bool,
     greeted: bool,
@@ -49,7 +49,7 @@ pub struct Link {
     ping_unanswered: bool,
     /// Another ping was requested before the answer to the last one.
     ping_again: bool,
-    budget: Budget,
+    budget: MisuseBudget,
     /// Streams with new credit from the peer's HELLO, to be reported one event at a time.
     awakened: Vec<StreamId>,
     broken: Option<LinkError>,
@@ -77,7 +77,7 @@ pub enum StreamKind {
 ///
 /// The `Bytes` are slices of the input buffer and keep it alive: copy small values before storing them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum LinkEvent {
     /// The peer's HELLO arrived: its limits now apply, and more streams may fit than before.
     Ready,
     /// The peer opened a stream. Only for the acceptor.
@@ -152,14 +152,14 @@ pub enum Event {
 impl Link {
     /// Creates an end of a link, with its HELLO in the output.
     #[must_use]
-    pub fn new(role: Role, limits: Limits) -> Self {
+    pub fn new(role: Role, limits: LinkLimits) -> Self {
         let ours = limits.within_range();
         let mut output = BytesMut::new();
         frame::write_hello(&mut output, role, &ours);
         Self {
             role,
             ours,
-            theirs: Limits::minimum(),
+            theirs: LinkLimits::minimum(),
             peer_reads_reasons: false,
             greeted: false,
             streams: HashMap::default(),
@@ -170,7 +170,7 @@ impl Link {
             pong_owed: false,
             ping_unanswered: false,
             ping_again: false,
-            budget: Budget::new(&ours),
+            budget: MisuseBudget::new(&ours),
             awakened: Vec::new(),
             broken: None,
         }
@@ -179,12 +179,12 @@ impl Link {
     /// Returns the pending output, whole frames in order: split off the written part.
     pub fn output(&mut self) -> &mut BytesMut {
         if std::mem::take(&mut self.pong_owed) {
-            frame::write_empty(&mut self.output, frame::Kind::Pong);
+            frame::write_empty(&mut self.output, frame::FrameKind::Pong);
         }
         &mut self.output
     }
 
-    /// Requests an [`Event::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
+    /// Requests an [`LinkEvent::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
     /// While an earlier ping is unanswered a new one is delayed, and one event answers both: the answer to the
     /// earlier ping proves nothing about later frames.
     pub fn ping(&mut self) {
@@ -195,12 +195,12 @@ impl Link {
             self.ping_again = true;
         } else {
             self.ping_unanswered = true;
-            frame::write_empty(&mut self.output, frame::Kind::Ping);
+            frame::write_empty(&mut self.output, frame::FrameKind::Ping);
         }
     }
 
     /// Asks the peer to open no more streams, but still serves those it opens before it receives this. Call
-    /// [`Link::ping`] next, and [`Link::go_away`] at the [`Event::Pong`].
+    /// [`Link::ping`] next, and [`Link::go_away`] at the [`LinkEvent::Pong`].
     pub fn drain(&mut self) {
         if self.role == Role::Acceptor {
             self.say_go_away(StreamId::ALL, GoAwayCode::Drain);
@@ -276,7 +276,7 @@ impl Link {
 
     /// Returns the limits of this side.
     #[must_use]
-    pub fn own_limits(&self) -> &Limits {
+    pub fn own_limits(&self) -> &LinkLimits {
         &self.ours
     }
 

@@ -6,9 +6,9 @@ pub use first_line::{FirstLine, FirstLineReader};
 
 /// The detected protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sniffed {
+pub enum DetectedProtocol {
     /// Undecided: call again with more bytes. Never returned for [`SNIFF_BYTES_MAX`] bytes.
-    More,
+    Incomplete,
     /// An HTTP/1 request line, perhaps malformed.
     Http1,
     /// The connection preface of HTTP/2 (RFC 9113 §3.4).
@@ -19,17 +19,17 @@ pub enum Sniffed {
     Opaque,
 }
 
-/// Detects the protocol of a client from its first bytes. Server-first protocols stay at [`Sniffed::More`]:
+/// Detects the protocol of a client from its first bytes. Server-first protocols stay at [`DetectedProtocol::Incomplete`]:
 /// bound the wait. Empty lines before a request line are skipped, as servers do (RFC 9112 §2.2); some also skip
 /// a bare CR or LF.
 #[must_use]
-pub fn sniff_protocol(first_bytes: &[u8]) -> Sniffed {
+pub fn sniff_protocol(first_bytes: &[u8]) -> DetectedProtocol {
     let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);
     match first_bytes {
-        [] => Sniffed::More,
+        [] => DetectedProtocol::Incomplete,
         [TLS_HANDSHAKE, ..] => sniff_tls(first_bytes),
-        _ if first_bytes.starts_with(HTTP2_PREFACE) => Sniffed::Http2,
-        _ if HTTP2_PREFACE.starts_with(first_bytes) => Sniffed::More,
+        _ if first_bytes.starts_with(HTTP2_PREFACE) => DetectedProtocol::Http2,
+        _ if HTTP2_PREFACE.starts_with(first_bytes) => DetectedProtocol::Incomplete,
         _ => {
             let blank = first_bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
             let request = first_bytes.get(blank..).unwrap_or_default();
@@ -43,7 +43,7 @@ pub fn sniff_protocol(first_bytes: &[u8]) -> Sniffed {
 pub const SNIFF_BYTES_MAX: usize = 1024;
 
 /// Detects a handshake record of any version 3.x, of a valid length, that begins with a ClientHello.
-fn sniff_tls(bytes: &[u8]) -> Sniffed {
+fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
     let expected: [fn(u8) -> bool; 6] = [
         |kind| kind == TLS_HANDSHAKE,
         |major| major == 3,
@@ -54,39 +54,39 @@ fn sniff_tls(bytes: &[u8]) -> Sniffed {
         |message| message == TLS_CLIENT_HELLO,
     ];
     if !bytes.iter().zip(expected).all(|(byte, fits)| fits(*byte)) {
-        Sniffed::Opaque
+        DetectedProtocol::Opaque
     } else if bytes.len() < expected.len() {
-        Sniffed::More
+        DetectedProtocol::Incomplete
     } else {
-        Sniffed::Tls
+        DetectedProtocol::Tls
     }
 }
 
 /// Detects `METHOD SP` and a slash or a scheme for registered methods; otherwise requires a whole request line,
 /// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait`: more bytes may
 /// come.
-fn sniff_http1(bytes: &[u8], may_wait: bool) -> Sniffed {
+fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
     let length = bytes.iter().take_while(|byte| is_method(**byte)).count();
     let (method, rest) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
     if method.len() > METHOD_BYTES_MAX {
-        return Sniffed::Opaque;
+        return DetectedProtocol::Opaque;
     }
     let target = match rest {
-        [] if may_wait => return Sniffed::More,
+        [] if may_wait => return DetectedProtocol::Incomplete,
         [b' ', target @ ..] if !method.is_empty() => target,
-        _ => return Sniffed::Opaque,
+        _ => return DetectedProtocol::Opaque,
     };
     if METHODS.contains(&method) && STARTS.iter().any(|start| target.starts_with(start)) {
-        return Sniffed::Http1;
+        return DetectedProtocol::Http1;
     }
     let length = target.iter().take_while(|byte| byte.is_ascii_graphic()).count();
     let (target, version) = target.split_at_checked(length).unwrap_or((target, b""));
     if version.starts_with(VERSION) && !target.is_empty() {
-        Sniffed::Http1
+        DetectedProtocol::Http1
     } else if VERSION.starts_with(version) && may_wait {
-        Sniffed::More
+        DetectedProtocol::Incomplete
     } else {
-        Sniffed::Opaque
+        DetectedProtocol::Opaque
     }
 }
 

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_half_printed_is_not_there_yet() {
+    fn partially_printed_items_are_ignored() {
         let record = "ResourceLog #0\n     -> service.instance.id: Str(shop/web-1)\n\
                       LogRecord #0\nSeverityText: INFO\nBody: Str(all)\nTrace ID: 07\n\
                       Attributes:\n     -> path: Str(/)\n\t{\"otelcol.component.id\": \"debug\"}\n";

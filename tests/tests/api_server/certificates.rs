@@ -7,38 +7,40 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::external_principals::{Grants, keep_external_principals};
+use leno_kubernetes::external_principals::{SecretPermissions, keep_external_principals};
 use leno_kubernetes::install::{
-    Options as Installing, apply_manifests, installation_manifests, withdraw_permissions,
+    InstallOptions as Installing, apply_manifests, installation_manifests, withdraw_permissions,
 };
-use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
+use leno_kubernetes::source::{KubernetesSource, SourceOptions};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
 use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 /// A control plane that writes Secrets in `shop` with the installed account.
-struct Control {
+struct CertificateController {
     authority: watch::Sender<Arc<Authority>>,
     directory: TempDir,
     _tasks: JoinSet<()>,
 }
 
-impl Control {
-    async fn start(server: &Server) -> Self {
+impl CertificateController {
+    async fn start(server: &ApiServerProcess) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (authority, current) = watch::channel(Arc::new(create_authority(&directory, "first")));
         let client = server.client_as(ACCOUNT).await;
         let (outcomes, became) = watch::channel(Arc::default());
         let name = |text| Name::new(text).unwrap();
-        let grants = Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
-        let source = Source::new(client.clone(), Options::default()).with_grants(grants, became);
+        let grants =
+            SecretPermissions { namespaces: [name("shop")].into(), own: Some(name("leno-system")) };
+        let source = KubernetesSource::new(client.clone(), SourceOptions::default())
+            .with_grants(grants, became);
         let (leads, leading) = watch::channel(false);
-        let writer = Writer {
+        let writer = ElectionIdentity {
             namespace: NamespaceName::from_literal("leno-system"),
             name: "leno-control-a".to_owned(),
             facts: watch::Sender::default().subscribe(),
@@ -75,7 +77,7 @@ fn create_authority(directory: &TempDir, name: &str) -> Authority {
 }
 
 /// Applies an AccessCert for a host of its name, with a Secret in the same namespace.
-async fn apply_cert(server: &Server, namespace: &str, name: &str, secret: &str) {
+async fn apply_cert(server: &ApiServerProcess, namespace: &str, name: &str, secret: &str) {
     let host = format!("{name}.corp.example");
     let secret = json!({"namespace": namespace, "name": secret});
     let object = json!({"spec": {"subjectAltNames": [host], "secret": secret}});
@@ -83,7 +85,7 @@ async fn apply_cert(server: &Server, namespace: &str, name: &str, secret: &str) 
 }
 
 /// Returns the reason in the status of an AccessCert, once it has the status `error`.
-async fn wait_for_error(server: &Server, namespace: &str, name: &str) -> String {
+async fn wait_for_error(server: &ApiServerProcess, namespace: &str, name: &str) -> String {
     let is_error = |object: &Value| current_status(object) == "error";
     let object = server.wait_until(CERTS, Some(namespace), name, is_error).await;
     object["status"]["reason"].as_str().unwrap().to_owned()
@@ -95,9 +97,9 @@ fn current_status(object: &Value) -> &Value {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
+fn external_clients_get_certificates_in_secrets() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         for namespace in ["shop", "other"] {
             server.create_namespace(namespace).await;
         }
@@ -108,7 +110,7 @@ fn a_client_outside_has_a_certificate_in_a_secret_of_its_own() {
         apply_manifests(&server.admin_client().await, &installation_manifests(&installed), |_| ())
             .await
             .unwrap();
-        let control = Control::start(&server).await;
+        let control = CertificateController::start(&server).await;
 
         apply_cert(&server, "shop", "batch", "batch-tls").await;
         let said = server

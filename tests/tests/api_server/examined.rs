@@ -4,26 +4,26 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use leno_kubernetes::install::{Finding, NodeNetwork, Options, examine_all};
+use leno_kubernetes::install::{ExamineResult, InstallOptions, NodeNetwork, examine_all};
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 
 use crate::installed::{install_objects, run_program, test_options};
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 /// Returns verdict and text of the finding about a subject.
-async fn finding_about(server: &Server, subject: &str) -> (&'static str, String) {
+async fn finding_about(server: &ApiServerProcess, subject: &str) -> (&'static str, String) {
     let all = examine_all(&server.admin_client().await, None).await.unwrap();
     let finding = all.into_iter().find(|it| it.subject == subject).unwrap().finding;
     let word = match finding {
-        Finding::Passed(_) => "ok",
-        Finding::Warning(_) => "warning",
-        Finding::Failed(_) => "error",
+        ExamineResult::Passed(_) => "ok",
+        ExamineResult::Warning(_) => "warning",
+        ExamineResult::Failed(_) => "error",
     };
     (word, finding.to_string())
 }
 
-async fn assert_found(server: &Server, subject: &str, expected: (&str, &str)) {
+async fn assert_found(server: &ApiServerProcess, subject: &str, expected: (&str, &str)) {
     let (word, text) = finding_about(server, subject).await;
     assert_eq!(word, expected.0, "{subject}: {text}");
     assert!(text.contains(expected.1), "{subject}: {text}");
@@ -43,7 +43,7 @@ fn certificate_pem(days: u64) -> String {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn the_control_plane_is_found_wherever_it_is() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         assert_found(&server, "permissions to install", ("ok", "granted")).await;
         let none = ("warning", "there is none; `leno install --apply` installs it");
         assert_found(&server, "control plane", none).await;
@@ -68,8 +68,11 @@ fn the_control_plane_is_found_wherever_it_is() {
         let (output, _) = run_program(&server, &["check", "--kubernetes", "-n", "another"]);
         assert!(output.contains("warning: control plane: there is none in another"), "{output}");
 
-        install_objects(&server, &Options { namespace: "other".to_owned(), ..test_options() })
-            .await;
+        install_objects(
+            &server,
+            &InstallOptions { namespace: "other".to_owned(), ..test_options() },
+        )
+        .await;
         assert_found(&server, "control plane", ("error", "in each of the namespaces mesh, other"))
             .await;
     });
@@ -77,12 +80,12 @@ fn the_control_plane_is_found_wherever_it_is() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn agents_of_nodes_are_as_the_control_plane_relies_on() {
+fn node_agents_are_installed_as_the_control_plane_expects() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         assert_found(&server, NETWORK, ("ok", "init containers")).await;
-        let with_cni = Options { cni: Some(NodeNetwork::default()), ..test_options() };
+        let with_cni = InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() };
         install_objects(&server, &with_cni).await;
         server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(2)).await;
         assert_found(&server, NETWORK, ("ok", "2 agents of 2 are ready")).await;
@@ -110,9 +113,9 @@ fn agent_status(ready: u32) -> Value {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
+fn pods_outside_the_mesh_and_of_another_release_are_reported() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         let namespace = |standard: &str| {
             json!({"metadata": {"labels": {
@@ -124,8 +127,11 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
         server.apply_object("v1/Namespace", None, "closed", namespace("restricted")).await;
         let refused = "closed (restricted) reject; run `leno install -n mesh --cni --apply`";
         assert_found(&server, "namespaces", ("error", refused)).await;
-        install_objects(&server, &Options { cni: Some(NodeNetwork::default()), ..test_options() })
-            .await;
+        install_objects(
+            &server,
+            &InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() },
+        )
+        .await;
         assert_found(&server, "namespaces", ("ok", "2 with sidecar injection")).await;
 
         assert_found(&server, "sidecars", ("ok", "0, none of another image")).await;
@@ -149,9 +155,9 @@ fn who_cannot_be_in_the_mesh_and_who_is_of_another_release_is_reported() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_ends_soon_is_reported() {
+fn certificates_that_expire_soon_are_reported() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         let log = ("error", "see the log of the control plane");
         assert_found(&server, "authority", log).await;
@@ -182,9 +188,9 @@ fn what_ends_soon_is_reported() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_webhook_that_cannot_be_asked_is_reported() {
+fn an_unreachable_webhook_is_reported() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         let untrusted = "the webhook configuration has no CA bundle";
         assert_found(&server, "webhook", ("error", untrusted)).await;
@@ -201,8 +207,8 @@ fn a_webhook_that_cannot_be_asked_is_reported() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn objects_that_differ_from_the_installation_are_reported() {
     run(async {
-        let server = Server::start().await;
-        let options = Options { cni: Some(NodeNetwork::default()), ..test_options() };
+        let server = ApiServerProcess::start().await;
+        let options = InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() };
         install_objects(&server, &options).await;
         assert_found(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
         server

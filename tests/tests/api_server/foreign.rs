@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use leno_kubernetes::source::{Options, Source};
+use leno_kubernetes::source::{KubernetesSource, SourceOptions};
 use leno_kubernetes::status::keep_statuses;
 use leno_model::{DefaultPolicy, Egress, MeshConfig, Name, Object, ObjectKey, TagRouteName};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::server::{Server, run};
-use crate::world::World;
+use crate::server::{ApiServerProcess, run};
+use crate::source_updates::SourceUpdates;
 
-fn mesh_settings(world: &World) -> Option<&MeshConfig> {
+fn mesh_settings(world: &SourceUpdates) -> Option<&MeshConfig> {
     match world.objects.get(&ObjectKey::MeshConfig) {
         Some(Object::MeshConfig(config)) => Some(config),
         _ => None,
@@ -23,11 +23,11 @@ fn mesh_settings(world: &World) -> Option<&MeshConfig> {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn the_settings_of_osm_are_followed() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("osm-system").await;
         let named = [Name::new("osm-system").unwrap()].into();
-        let source = Source::new(server.admin_client().await, Options::default());
-        let mut world = World::from_source(source.with_settings_of(named));
+        let source = KubernetesSource::new(server.admin_client().await, SourceOptions::default());
+        let mut world = SourceUpdates::from_source(source.with_settings_of(named));
         world.wait_until("a first picture", |world| world.updates == 1).await;
         assert_eq!(mesh_settings(&world), None);
         server.define_kind(OSM).await;
@@ -66,9 +66,9 @@ fn the_settings_of_osm_are_followed() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn zones_of_nodes_and_what_services_ask_for_are_followed() {
+fn node_zones_and_service_settings_are_followed() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         let labels = json!({"topology.kubernetes.io/zone": "east"});
         server.apply_object("v1/Node", None, "n1", json!({"metadata": {"labels": labels}})).await;
@@ -83,7 +83,7 @@ fn zones_of_nodes_and_what_services_ask_for_are_followed() {
             "selector": {"app": "web"}, "ports": ports, "trafficDistribution": "PreferClose",
         });
         server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": near})).await;
-        let mut world = World::from_client(server.admin_client().await);
+        let mut world = SourceUpdates::from_client(server.admin_client().await);
         world
             .wait_until("a workload in its zone", |world| {
                 world.objects.values().any(|object| match object {
@@ -106,9 +106,9 @@ fn zones_of_nodes_and_what_services_ask_for_are_followed() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services() {
+fn rejected_or_unsupported_settings_have_events() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         let wrong = json!({"metadata": {"annotations": {"leno.dev/default-policy": "dney"}}});
         server.apply_object("v1/Namespace", None, "shop", wrong.clone()).await;
@@ -125,7 +125,7 @@ fn what_is_refused_or_not_supported_is_said_beside_namespaces_pods_and_services(
         let sticky = json!({"selector": {"a": "b"}, "ports": ports, "sessionAffinity": "ClientIP"});
         server.apply_object("v1/Service", Some("shop"), "web", json!({"spec": sticky})).await;
 
-        let source = Source::new(server.admin_client().await, Options::default());
+        let source = KubernetesSource::new(server.admin_client().await, SourceOptions::default());
         let statements = source.subscribe_statements();
         let mut tasks = JoinSet::new();
         let (_leads, leading) = watch::channel(true);

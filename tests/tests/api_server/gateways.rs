@@ -6,38 +6,38 @@ use std::time::Duration;
 
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::gateway::provision_gateways;
-use leno_kubernetes::inject::Settings;
-use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
-use leno_model::{Change, Gateway, Object, ObjectKey, Serves, TrustDomain};
-use leno_registry::Update;
+use leno_kubernetes::inject::InjectionSettings;
+use leno_kubernetes::source::{KubernetesSource, SourceOptions};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
+use leno_model::{Change, Gateway, GatewayPortRules, Object, ObjectKey, TrustDomain};
+use leno_registry::RegistryUpdate;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 /// True if every HTTPS listener serves a host.
-fn has_https_hosts(serves: &Serves) -> bool {
+fn has_https_hosts(serves: &GatewayPortRules) -> bool {
     match serves {
-        Serves::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
+        GatewayPortRules::Https(listeners) => listeners.iter().all(|it| !it.hosts.is_empty()),
         _ => false,
     }
 }
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_gateway_is_reported_said_and_made() {
+fn a_gateway_gets_its_configuration_status_and_resources() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         for name in ["shop", "leno-system"] {
             server.create_namespace(name).await;
         }
         server.install_kinds("gateway-api.sh");
         let class = json!({"spec": {"controllerName": "leno.dev/gateway-controller"}});
         server.apply_object(CLASS, None, "leno", class).await;
-        let mut cluster = Cluster::start(&server).await;
+        let mut cluster = GatewayUpdates::start(&server).await;
         create_listed(&server).await;
         let (chain, key) = generate_pair();
         let data = json!({"tls.crt": chain, "tls.key": key});
@@ -51,7 +51,9 @@ fn a_gateway_is_reported_said_and_made() {
             gateway.ports.len() == 2 && has_https_hosts(&gateway.ports[1].serves)
         });
         let output = output.await;
-        let Serves::Https(listeners) = &output.ports[1].serves else { panic!("{output:?}") };
+        let GatewayPortRules::Https(listeners) = &output.ports[1].serves else {
+            panic!("{output:?}")
+        };
         assert_eq!(listeners[0].certificates[0].chain, chain);
         assert_eq!(listeners[0].hosts[0].rules[0].backends[0].service.to_string(), "shop/listed");
         // A route references the Service only now.
@@ -98,29 +100,26 @@ fn a_gateway_is_reported_said_and_made() {
         let one = |it: &Value| it["spec"]["ports"].as_array().is_some_and(|all| all.len() == 1);
         server.wait_until("v1/Service", Some("shop"), MADE, one).await;
         server.delete_object(GATEWAY, Some("shop"), "edge").await;
-        cluster
-            .wait_until("nothing of it", |all| {
-                !all.iter().any(|it| is_gateway(it) || is_endpoint(it))
-            })
-            .await;
+        let is_part = |it: &&Object| is_gateway(it) || is_endpoint(it);
+        cluster.wait_until("nothing of it", |all| !all.iter().any(is_part)).await;
     });
 }
 
 /// The gateway part of a control plane, and the updates that it received.
-struct Cluster {
+struct GatewayUpdates {
     objects: BTreeMap<ObjectKey, Object>,
-    queue: mpsc::Receiver<Update>,
+    queue: mpsc::Receiver<RegistryUpdate>,
     _tasks: JoinSet<()>,
 }
 
-impl Cluster {
-    async fn start(server: &Server) -> Self {
+impl GatewayUpdates {
+    async fn start(server: &ApiServerProcess) -> Self {
         let mut tasks = JoinSet::new();
-        let options = Options { gateways: true, ..Options::default() };
-        let source = Source::new(server.admin_client().await, options);
+        let options = SourceOptions { gateways: true, ..SourceOptions::default() };
+        let source = KubernetesSource::new(server.admin_client().await, options);
         let (leads, leading) = watch::channel(false);
         let name = "leno-control-a".to_owned();
-        let writer = Writer {
+        let writer = ElectionIdentity {
             namespace: NamespaceName::from_literal("leno-system"),
             name: name.clone(),
             facts: watch::Sender::default().subscribe(),
@@ -140,7 +139,7 @@ impl Cluster {
             watch::Sender::default(),
         ));
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let settings = Settings::new(
+        let settings = InjectionSettings::new(
             "leno:test".to_owned(),
             NamespaceName::from_literal("leno-system"),
             domain,
@@ -196,7 +195,7 @@ fn is_endpoint(object: &&Object) -> bool {
 }
 
 /// Creates a service with manually listed endpoints.
-async fn create_listed(server: &Server) {
+async fn create_listed(server: &ApiServerProcess) {
     let service = json!({"spec": {"ports": [{"port": 80, "protocol": "TCP"}]}});
     server.apply_object("v1/Service", Some("shop"), "listed", service).await;
     let slice = json!({

@@ -1,25 +1,26 @@
 //! `leno inject` with a cluster: the same settings apply as for the webhook.
 
 use kube::config::Kubeconfig;
-use leno_kubernetes::install::{NodeNetwork, Options};
+use leno_kubernetes::install::{InstallOptions, NodeNetwork};
 use leno_model::Name;
 use leno_tests::leno_command;
 use serde_json::json;
 
 use crate::installed::{install_objects, run_program, test_options};
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 const POD: &str = "{kind: Pod, apiVersion: v1, metadata: {name: web, namespace: shop}, spec: {containers: \
                    [{name: app, image: 'app:1'}]}}";
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_the_webhook_knows_the_cluster_is_asked_for() {
+fn inject_reads_the_settings_of_the_cluster() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let settings_namespaces = [Name::new("fsm-system").unwrap()].into();
         let cni = Some(NodeNetwork::default());
-        install_objects(&server, &Options { cni, settings_namespaces, ..test_options() }).await;
+        install_objects(&server, &InstallOptions { cni, settings_namespaces, ..test_options() })
+            .await;
         let roots = json!({"data": {"roots.pem": "ROOTS\n"}});
         server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", roots).await;
         server.define_kind(SETTINGS).await;

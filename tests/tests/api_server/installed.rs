@@ -1,22 +1,25 @@
 //! The installation on a real API server.
 
-use leno_kubernetes::install::{Options, apply_manifests, installation_manifests};
+use leno_kubernetes::install::{InstallOptions, apply_manifests, installation_manifests};
 use leno_model::TrustDomain;
 use leno_tests::leno_command;
 use serde_json::{Value, json};
 
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 /// Returns the options of `leno install` in a separate namespace.
-pub(crate) fn test_options() -> Options {
+pub(crate) fn test_options() -> InstallOptions {
     let domain = TrustDomain::new("cluster.local").unwrap();
-    Options { namespace: "mesh".to_owned(), ..Options::new("leno:test".to_owned(), domain) }
+    InstallOptions {
+        namespace: "mesh".to_owned(),
+        ..InstallOptions::new("leno:test".to_owned(), domain)
+    }
 }
 
 /// Installs without waiting for Pods, since none start here. Returns the action for each object.
 pub(crate) async fn install_objects(
-    server: &Server,
-    options: &Options,
+    server: &ApiServerProcess,
+    options: &InstallOptions,
 ) -> Vec<(String, &'static str)> {
     let mut steps = Vec::new();
     let client = server.admin_client().await;
@@ -29,14 +32,14 @@ pub(crate) async fn install_objects(
 }
 
 /// Runs the program against the server; returns its standard output and standard error.
-pub(crate) fn run_program(server: &Server, words: &[&str]) -> (String, String) {
+pub(crate) fn run_program(server: &ApiServerProcess, words: &[&str]) -> (String, String) {
     let done = leno_command().args(words).env("KUBECONFIG", server.kubeconfig()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&done.stdout), text(&done.stderr))
 }
 
 /// Returns the arguments of the control plane.
-async fn control_arguments(server: &Server) -> Value {
+async fn control_arguments(server: &ApiServerProcess) -> Value {
     let found = server.read("apps/v1/Deployment", "mesh", "leno-control").await;
     found["spec"]["template"]["spec"]["containers"][0]["args"].clone()
 }
@@ -45,9 +48,9 @@ async fn control_arguments(server: &Server) -> Value {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn kinds_of_another_mesh_stay_as_they_are() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.define_kind(TARGETS).await;
-        let with_smi = Options { with_smi: true, ..test_options() };
+        let with_smi = InstallOptions { with_smi: true, ..test_options() };
         let name = "traffictargets.access.smi-spec.io";
         let before = server.find_object(DEFINITIONS, None, name).await.unwrap();
         for _ in 0..2 {
@@ -67,7 +70,7 @@ fn kinds_of_another_mesh_stay_as_they_are() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn installing_again_keeps_the_options_of_before() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let again = |more: &[&str]| {
             let words = ["install", "-n", "mesh", "--apply", "--timeout", "1s"];
             // No kubelet starts its Pods here, so it times out after a second.

@@ -11,20 +11,22 @@ use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
-use leno_tests::{Answer, Application, Program, cert_manager, eventually, free_port, leno_command};
+use leno_tests::{
+    TestAnswer, TestApplication, TestProgram, cert_manager, eventually, free_port, leno_command,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 #[test]
 #[ignore = "takes cert-manager's controllers: ./test cert-manager"]
 fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let _controllers = start_issuer(&server).await;
         create_certificate(&server, documented_certificate()).await;
-        let mesh = Mesh::start(&server).await;
+        let mesh = IssuedMesh::start(&server).await;
         let before = mesh.signed_chain(&server).await;
         let root = secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
         for (namespace, name) in [("cert-manager", "company"), ("leno-system", "leno-authority")] {
@@ -43,17 +45,17 @@ fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
 
 #[test]
 #[ignore = "takes cert-manager's controllers: ./test cert-manager"]
-fn an_ingress_controller_comes_in_by_what_the_issuer_of_the_authority_signs() {
+fn an_ingress_controller_is_admitted_with_a_certificate_of_the_issuer() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let _controllers = start_issuer(&server).await;
         create_certificate(&server, documented_certificate()).await;
         let client = create_certificate(&server, client_certificate()).await;
-        let application = Application::start(|_| Answer::ok("here"));
+        let application = TestApplication::start(|_| TestAnswer::ok("here"));
         server.create_service("web", application.port()).await;
         server.define_kind(BACKEND).await;
         server.apply_object(BACKEND, Some("shop"), "web", ingress_policy(application.port())).await;
-        let mesh = Mesh::start(&server).await;
+        let mesh = IssuedMesh::start(&server).await;
         mesh.assert_verified(&published_roots(&server).await, &secret_text(&client, "tls.crt"));
         let listener = mesh.inbound_port();
         eventually("the controller comes in", MAX_WAIT, || {
@@ -64,9 +66,9 @@ fn an_ingress_controller_comes_in_by_what_the_issuer_of_the_authority_signs() {
 
 #[test]
 #[ignore = "takes cert-manager's controllers: ./test cert-manager"]
-fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
+fn invalid_ca_certificates_are_rejected_with_a_hint() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let _controllers = start_issuer(&server).await;
         for (lacking, expected) in [
             ("privateKey", "`tls.key` contains no P-256 private key: issue the authority with one"),
@@ -91,14 +93,14 @@ fn what_cannot_sign_for_a_mesh_is_refused_with_what_to_change() {
 }
 
 /// Starts cert-manager and a ClusterIssuer with a generated root, the usual form of a company's authority.
-async fn start_issuer(server: &Server) -> Program {
+async fn start_issuer(server: &ApiServerProcess) -> TestProgram {
     server.install_kinds("cert-manager.sh");
     for namespace in ["cert-manager", "leno-system", "ingress", "shop"] {
         server.create_namespace(namespace).await;
     }
     let mut command = Command::new(cert_manager());
     command.arg("--kubeconfig").arg(server.kubeconfig());
-    let controllers = Program::start("cert-manager", &mut command);
+    let controllers = TestProgram::start("cert-manager", &mut command);
     server.apply_object(ISSUER, None, "itself", json!({"spec": {"selfSigned": {}}})).await;
     let root = json!({"metadata": {"name": "company", "namespace": "cert-manager"}, "spec": {
         "isCA": true,
@@ -143,7 +145,7 @@ fn ingress_policy(port: u16) -> Value {
 }
 
 /// Creates a Certificate and returns its Secret once cert-manager has issued it.
-async fn create_certificate(server: &Server, certificate: Value) -> Value {
+async fn create_certificate(server: &ApiServerProcess, certificate: Value) -> Value {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (metadata, spec) = (&certificate["metadata"], &certificate["spec"]);
     let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
@@ -159,7 +161,7 @@ async fn create_certificate(server: &Server, certificate: Value) -> Value {
 }
 
 /// Renews a certificate as `cmctl renew` does.
-async fn renew_certificate(server: &Server, namespace: &str, name: &str) {
+async fn renew_certificate(server: &ApiServerProcess, namespace: &str, name: &str) {
     let before = server.read(SECRET, namespace, name).await;
     let certificate = server.read(CERTIFICATE, namespace, name).await;
     let mut status = json!({"conditions": certificate["status"]["conditions"]});
@@ -171,7 +173,7 @@ async fn renew_certificate(server: &Server, namespace: &str, name: &str) {
 }
 
 /// Returns the roots that members trust, as published in the cluster.
-async fn published_roots(server: &Server) -> String {
+async fn published_roots(server: &ApiServerProcess) -> String {
     let output = server
         .wait_until("v1/ConfigMap", Some("leno-system"), "leno-roots", |it| {
             it["data"]["roots.pem"].is_string()
@@ -187,23 +189,28 @@ fn secret_text(secret: &Value, key: &str) -> String {
 }
 
 /// Starts a control plane of the cluster, in a namespace.
-fn start_control(server: &Server, namespace: &str, port: u16, data: &Path) -> Program {
+fn start_control(
+    server: &ApiServerProcess,
+    namespace: &str,
+    port: u16,
+    data: &Path,
+) -> TestProgram {
     let listen = format!("127.0.0.1:{port}");
     let mut command = leno_command();
     command.args(["control", "--kubernetes", "--page", "off", "--listen", &listen, "--data"]);
     command.arg(data).env("KUBECONFIG", server.kubeconfig());
     command.env("POD_IP", "127.0.0.1").env("POD_NAMESPACE", namespace);
-    Program::start("leno control", &mut command)
+    TestProgram::start("leno control", &mut command)
 }
 
 /// A control plane, and the sidecar of the Pod `shop/web-1`.
-struct Mesh {
+struct IssuedMesh {
     directory: TempDir,
-    _programs: [Program; 2],
+    _programs: [TestProgram; 2],
 }
 
-impl Mesh {
-    async fn start(server: &Server) -> Self {
+impl IssuedMesh {
+    async fn start(server: &ApiServerProcess) -> Self {
         let strict = json!({"metadata": {"annotations": {"leno.dev/default-policy": "deny"}}});
         server.apply_object("v1/Namespace", None, "shop", strict).await;
         server
@@ -224,12 +231,12 @@ impl Mesh {
             .arg(shown)
             .env("LENO_ROOTS", published_roots(server).await);
         command.arg("--state").arg(directory.path().join("sidecar"));
-        let sidecar = Program::start("leno proxy", &mut command);
+        let sidecar = TestProgram::start("leno proxy", &mut command);
         Self { directory, _programs: [sidecar, control] }
     }
 
     /// Returns the certificate chain of the sidecar once the authority in the Secret has signed it.
-    async fn signed_chain(&self, server: &Server) -> String {
+    async fn signed_chain(&self, server: &ApiServerProcess) -> String {
         let held = self.directory.path().join("sidecar/credential.pem");
         let by_it = |secret: &Value| {
             let signer = secret_text(secret, "tls.crt");
@@ -281,7 +288,7 @@ impl Mesh {
 }
 
 /// Returns a token of the Pod's own account, as issued for the kubelet.
-async fn pod_token(server: &Server) -> String {
+async fn pod_token(server: &ApiServerProcess) -> String {
     let pod = server.read("v1/Pod", "shop", "web-1").await;
     let bound = json!({
         "apiVersion": "v1", "kind": "Pod", "name": "web-1", "uid": pod["metadata"]["uid"],

@@ -23,15 +23,15 @@ mod refusals;
 mod rights;
 mod rules;
 mod server;
+mod source_updates;
 mod statuses;
 mod unknown_fields;
-mod world;
 
 use leno_model::{Object, ObjectKey, ServiceName, WorkloadName};
 use serde_json::json;
 
-use crate::server::{Server, run};
-use crate::world::World;
+use crate::server::{ApiServerProcess, run};
+use crate::source_updates::SourceUpdates;
 
 fn workload_key(name: &str) -> ObjectKey {
     ObjectKey::Workload(WorkloadName::new("shop", name).unwrap())
@@ -45,7 +45,7 @@ fn group_key(name: &str) -> ObjectKey {
     ObjectKey::HttpRouteGroup(format!("shop/{name}").parse().unwrap())
 }
 
-fn workload_ports(world: &World, name: &str) -> Vec<u16> {
+fn workload_ports(world: &SourceUpdates, name: &str) -> Vec<u16> {
     match world.objects.get(&workload_key(name)) {
         Some(Object::Workload(workload)) => workload.ports.iter().map(|port| port.port).collect(),
         _ => Vec::new(),
@@ -56,10 +56,10 @@ fn workload_ports(world: &World, name: &str) -> Vec<u16> {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn objects_come_change_and_go() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         server.create_pod("web-1", "10.9.0.1").await;
-        let mut world = World::from_client(server.admin_client().await);
+        let mut world = SourceUpdates::from_client(server.admin_client().await);
         world.wait_until("a first picture", |world| world.updates == 1).await;
         assert!(world.progress.borrow().is_synced());
         assert!(world.objects.contains_key(&workload_key("web-1")));
@@ -104,9 +104,9 @@ fn objects_come_change_and_go() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn kinds_come_later_and_their_last_good_objects_stay() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
-        let mut world = World::from_client(server.admin_client().await);
+        let mut world = SourceUpdates::from_client(server.admin_client().await);
         world.wait_until("a first picture", |world| world.updates == 1).await;
 
         server.define_kind(GROUPS).await;
@@ -144,14 +144,14 @@ fn kinds_come_later_and_their_last_good_objects_stay() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_may_not_be_read_is_reported_and_the_rest_is_read() {
+fn unreadable_kinds_are_reported_and_others_are_read() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         server.define_kind(GROUPS).await;
         server.allow_reading("reader", &["pods", "services", "namespaces"]).await;
         server.create_pod("web-1", "10.9.0.1").await;
-        let mut world = World::from_client(server.client_as("reader").await);
+        let mut world = SourceUpdates::from_client(server.client_as("reader").await);
         world.wait_until("a first picture", |world| world.updates == 1).await;
         assert!(world.objects.contains_key(&workload_key("web-1")));
         let warnings: Vec<String> = world.warnings.iter().map(ToString::to_string).collect();
@@ -170,14 +170,14 @@ fn what_may_not_be_read_is_reported_and_the_rest_is_read() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_server_that_went_and_came_back_is_followed() {
+fn watches_resume_after_a_restart_of_the_api_server() {
     run(async {
-        let mut server = Server::start().await;
+        let mut server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         for (name, address) in [("web-1", "10.9.0.1"), ("web-2", "10.9.0.2")] {
             server.create_pod(name, address).await;
         }
-        let mut world = World::from_client(server.admin_client().await);
+        let mut world = SourceUpdates::from_client(server.admin_client().await);
         world.wait_until("a first picture", |world| world.updates == 1).await;
         server.restart_server().await;
         server.delete_object("v1/Pod", Some("shop"), "web-1").await;

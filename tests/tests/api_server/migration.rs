@@ -3,13 +3,13 @@
 use leno_tests::leno_command;
 use serde_json::{Value, json};
 
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn a_cluster_is_reported_what_of_another_mesh_would_be_kept() {
+fn migration_of_a_cluster_reports_kept_objects_of_another_mesh() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let marks = json!({"annotations": {
             "flomesh.io/sidecar-injection": "enabled", "flomesh.io/proxy-mode": "podlevel",
         }});

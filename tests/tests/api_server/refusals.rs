@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::installed::{install_objects, test_options};
-use crate::server::{Server, run};
-use leno_kubernetes::install::Options;
+use crate::server::{ApiServerProcess, run};
+use leno_kubernetes::install::InstallOptions;
 
 /// Waits until a new policy is in force in a namespace, and returns its message.
 async fn refused_in(
-    server: &Server,
+    server: &ApiServerProcess,
     namespace: &str,
     kind: &str,
     name: &str,
@@ -25,23 +25,28 @@ async fn refused_in(
     panic!("{kind} {name} is accepted in {namespace}")
 }
 
-async fn rejection_message(server: &Server, kind: &str, name: &str, spec: &Value) -> String {
+async fn rejection_message(
+    server: &ApiServerProcess,
+    kind: &str,
+    name: &str,
+    spec: &Value,
+) -> String {
     refused_in(server, "shop", kind, name, spec).await
 }
 
 /// Creates a namespace with a label.
-async fn create_namespace(server: &Server, name: &str, label: &str) {
+async fn create_namespace(server: &ApiServerProcess, name: &str, label: &str) {
     let labels = json!({"metadata": {"labels": {label: "a-word"}}});
     server.apply_object("v1/Namespace", None, name, labels).await;
 }
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn rules_that_can_mean_nothing_are_refused_early() {
+fn ineffective_rules_are_rejected_by_the_api_server() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         create_namespace(&server, "shop", "leno.dev/injection").await;
-        install_objects(&server, &Options { with_smi: true, ..test_options() }).await;
+        install_objects(&server, &InstallOptions { with_smi: true, ..test_options() }).await;
         let target = |namespace: &str| {
             json!({
                 "destination": {"kind": "ServiceAccount", "name": "web", "namespace": namespace},
@@ -82,7 +87,7 @@ fn rules_that_can_mean_nothing_are_refused_early() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn namespaces_outside_the_mesh_are_left_alone() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         for (name, label) in [
             ("ours", "leno.dev/injection"),
             ("osm", "openservicemesh.io/monitored-by"),
@@ -91,7 +96,7 @@ fn namespaces_outside_the_mesh_are_left_alone() {
             create_namespace(&server, name, label).await;
         }
         server.create_namespace("other").await;
-        install_objects(&server, &Options { with_smi: true, ..test_options() }).await;
+        install_objects(&server, &InstallOptions { with_smi: true, ..test_options() }).await;
         let nobody =
             json!({"backends": [{"name": "web", "port": {"number": 80, "protocol": "http"}}]});
         for name in ["ours", "osm", "fsm"] {
@@ -117,7 +122,7 @@ fn namespaces_outside_the_mesh_are_left_alone() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn without_a_control_plane_only_pods_that_ask_for_sidecars_wait() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         for name in ["shop", "other"] {
             server.create_namespace(name).await;
@@ -177,7 +182,7 @@ fn with_sidecar() -> Value {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         let labels = json!({"metadata": {"labels": {"leno.dev/injection": "enabled"}}});
         server.apply_object("v1/Namespace", None, "shop", labels).await;
         let page = include_str!("../../../docs/security.md");
@@ -226,7 +231,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
 }
 
 /// Creates Pods until the API server uses the webhook; returns the rejection.
-async fn refused_pod(server: &Server, namespace: &str, pod: Value) -> String {
+async fn refused_pod(server: &ApiServerProcess, namespace: &str, pod: Value) -> String {
     for index in 0..LOOKS_MAX {
         let name = format!("p{index}");
         match server.try_apply("v1/Pod", Some(namespace), &name, pod.clone()).await {

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use leno_identity::{AuthoritySource, Rotation};
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::authority::SharedAuthority;
-use leno_kubernetes::inject::Settings;
+use leno_kubernetes::inject::InjectionSettings;
 use leno_kubernetes::webhook::{INJECTOR, ListenOptions, serve_webhook};
 use leno_model::TrustDomain;
 use rcgen::{CertificateParams, KeyPair};
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::installed::{install_objects, test_options};
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 fn test_domain() -> TrustDomain {
     TrustDomain::new("cluster.local").unwrap()
@@ -42,9 +42,9 @@ fn count_roots(map: &Value) -> usize {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn the_authority_is_made_followed_and_changed() {
+fn the_ca_is_created_followed_and_changed() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         let client = server.client_as(ACCOUNT).await;
         let directory = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn the_authority_is_made_followed_and_changed() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn the_certificates_of_the_webhook_are_replaced_and_published() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec!["mesh".to_owned()]).unwrap();
@@ -93,7 +93,7 @@ fn the_certificates_of_the_webhook_are_replaced_and_published() {
             "ca.key": STANDARD.encode(key.serialize_pem()),
         });
         server.apply_object(SECRETS, Some("mesh"), "leno-webhook", json!({"data": data})).await;
-        let settings = Settings::new(
+        let settings = InjectionSettings::new(
             "leno:test".to_owned(),
             NamespaceName::from_literal("mesh"),
             test_domain(),

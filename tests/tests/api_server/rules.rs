@@ -7,36 +7,36 @@ use leno_kubernetes::install::installation_manifests;
 use serde_json::{Value, json};
 
 use crate::installed::{install_objects, test_options};
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 /// A rule of a schema.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Rule {
+struct SchemaRule {
     kind: String,
     /// The path in `spec`, with `[]` for list elements.
-    at: String,
+    path: String,
     message: String,
 }
 
 /// Collects all rules of a schema and its nested schemas.
-fn collect_rules(kind: &str, at: &str, schema: &Value, found: &mut BTreeSet<Rule>) {
+fn collect_rules(kind: &str, path: &str, schema: &Value, found: &mut BTreeSet<SchemaRule>) {
     for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
         let message = rule["message"].as_str().unwrap().to_owned();
-        let rule = Rule { kind: kind.to_owned(), at: at.to_owned(), message };
+        let rule = SchemaRule { kind: kind.to_owned(), path: path.to_owned(), message };
         assert!(found.insert(rule.clone()), "two rules with the same words: {rule:?}");
     }
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
-        collect_rules(kind, &format!("{at}.{name}"), field, found);
+        collect_rules(kind, &format!("{path}.{name}"), field, found);
     }
     for (inner, mark) in [("items", "[]"), ("additionalProperties", ".*")] {
         if schema[inner].is_object() {
-            collect_rules(kind, &format!("{at}{mark}"), &schema[inner], found);
+            collect_rules(kind, &format!("{path}{mark}"), &schema[inner], found);
         }
     }
 }
 
 /// Returns the rules of all our kinds, and for each kind if it is namespaced.
-fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
+fn all_rules() -> (BTreeSet<SchemaRule>, BTreeMap<String, bool>) {
     let (mut rules, mut scopes) = (BTreeSet::new(), BTreeMap::new());
     for definition in installation_manifests(&test_options()) {
         if definition["kind"] != "CustomResourceDefinition" {
@@ -57,9 +57,9 @@ fn all_rules() -> (BTreeSet<Rule>, BTreeMap<String, bool>) {
 }
 
 /// True if the path has a value, with `[]` for any list element.
-fn has_path(value: &Value, at: &str) -> bool {
-    let Some(rest) = at.strip_prefix('.') else {
-        let Some(rest) = at.strip_prefix("[]") else { return !value.is_null() };
+fn has_path(value: &Value, path: &str) -> bool {
+    let Some(rest) = path.strip_prefix('.') else {
+        let Some(rest) = path.strip_prefix("[]") else { return !value.is_null() };
         return value.as_array().into_iter().flatten().any(|element| has_path(element, rest));
     };
     let end = rest.find(['.', '[']).unwrap_or(rest.len());
@@ -76,16 +76,17 @@ fn example_text<'a>(example: &'a Value, key: &str) -> &'a str {
 }
 
 /// Returns the rules that reject an example, with an accepted example for the same path.
-fn covered_rules(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
+fn covered_rules(examples: &BTreeMap<String, Value>) -> BTreeSet<SchemaRule> {
     let mut shown = BTreeSet::new();
     for (kind, all) in examples {
         for refused in all["refused"].as_array().unwrap() {
-            let at = example_text(refused, "at").replace(|it: char| it.is_ascii_digit(), "");
-            let is_taken = all["taken"].as_array().unwrap().iter().any(|spec| has_path(spec, &at));
-            assert!(is_taken, "{kind}: no spec that is taken has{at}");
-            shown.insert(Rule {
+            let path = example_text(refused, "at").replace(|it: char| it.is_ascii_digit(), "");
+            let is_taken =
+                all["taken"].as_array().unwrap().iter().any(|spec| has_path(spec, &path));
+            assert!(is_taken, "{kind}: no spec that is taken has{path}");
+            shown.insert(SchemaRule {
                 kind: kind.clone(),
-                at,
+                path,
                 message: example_text(refused, "says").to_owned(),
             });
         }
@@ -95,12 +96,12 @@ fn covered_rules(examples: &BTreeMap<String, Value>) -> BTreeSet<Rule> {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn each_rule_refuses_what_breaks_it_alone() {
+fn each_schema_rule_rejects_its_violation_alone() {
     run(async {
         let (rules, scopes) = all_rules();
         let examples = read_examples();
         assert_eq!(covered_rules(&examples), rules, "each rule needs an example in rules.yaml");
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
         for (kind, all) in &examples {

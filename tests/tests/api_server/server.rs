@@ -23,21 +23,21 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
 }
 
 /// etcd and an API server, stopped when dropped.
-pub(crate) struct Server {
+pub(crate) struct ApiServerProcess {
     directory: TempDir,
     admin: Client,
     /// The restarted API server.
-    again: Option<Child>,
+    restarted: Option<Child>,
 }
 
-impl Server {
+impl ApiServerProcess {
     pub(crate) async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let started = Command::new(script_path()).arg("up").arg(directory.path()).output().unwrap();
         let said = String::from_utf8_lossy(&started.stderr);
         assert!(started.status.success(), "no API server: {said}");
         let admin = client_for(&directory.path().join("kubeconfig"), None).await;
-        Self { directory, admin, again: None }
+        Self { directory, admin, restarted: None }
     }
 
     pub(crate) async fn admin_client(&self) -> Client {
@@ -78,7 +78,7 @@ impl Server {
             .spawn()
             .unwrap();
         fs::write(at("apiserver.pid"), child.id().to_string()).unwrap();
-        self.again = Some(child);
+        self.restarted = Some(child);
         let admin = self.admin_client().await;
         let deadline = Instant::now() + MAX_WAIT;
         let ready = || http::Request::get("/readyz").body(Vec::new()).unwrap();
@@ -354,10 +354,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ApiServerProcess {
     fn drop(&mut self) {
         let ended = Command::new(script_path()).arg("down").arg(self.directory.path()).output();
-        if let Some(child) = &mut self.again {
+        if let Some(child) = &mut self.restarted {
             child.wait().ok();
         }
         assert!(ended.is_ok_and(|ended| ended.status.success()), "the API server stays");

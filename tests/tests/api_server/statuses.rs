@@ -5,20 +5,20 @@ use std::time::{Duration, Instant};
 
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::install::installation_manifests;
-use leno_kubernetes::source::{Options, Source};
-use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
+use leno_kubernetes::source::{KubernetesSource, SourceOptions};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::installed::{install_objects, test_options};
-use crate::server::{Server, run};
+use crate::server::{ApiServerProcess, run};
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn one_control_plane_says_what_became_of_objects() {
+fn one_control_plane_writes_the_statuses() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
         server.define_kind(ROUTES).await;
@@ -63,9 +63,9 @@ fn one_control_plane_says_what_became_of_objects() {
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn what_gives_way_says_who_decides_until_that_goes() {
+fn overridden_objects_name_the_deciding_one_until_its_deletion() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
         for kind in [ROUTES, GRPC_ROUTES, SPLITS] {
@@ -110,7 +110,7 @@ fn what_gives_way_says_who_decides_until_that_goes() {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn each_kind_gets_its_status() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
         server.create_service("web", 8080).await;
@@ -165,13 +165,13 @@ fn kind_specs() -> BTreeMap<String, Value> {
     specs.as_object().unwrap().clone().into_iter().collect()
 }
 
-async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
+async fn control_planes(server: &ApiServerProcess, names: &[&str]) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for name in names {
         let client = server.client_as(ACCOUNT).await;
-        let source = Source::new(client.clone(), Options::default());
+        let source = KubernetesSource::new(client.clone(), SourceOptions::default());
         let statements = source.subscribe_statements();
-        let writer = Writer {
+        let writer = ElectionIdentity {
             namespace: NamespaceName::from_literal("mesh"),
             name: (*name).to_owned(),
             facts: watch::Sender::default().subscribe(),
@@ -188,7 +188,7 @@ async fn control_planes(server: &Server, names: &[&str]) -> JoinSet<()> {
 }
 
 /// Waits for the first event of the namespace and returns it.
-async fn wait_for_event(server: &Server) -> Value {
+async fn wait_for_event(server: &ApiServerProcess) -> Value {
     let deadline = Instant::now() + MAX_WAIT;
     loop {
         if let Some(event) = server.list_events("shop").await.into_iter().next() {
@@ -200,7 +200,7 @@ async fn wait_for_event(server: &Server) -> Value {
 }
 
 /// Waits until the route has a condition with this reason, and returns it.
-async fn said_of_route(server: &Server, reason: &str) -> Value {
+async fn said_of_route(server: &ApiServerProcess, reason: &str) -> Value {
     let is_so =
         |it: &Value| our_parent(it).is_some_and(|it| it["conditions"][0]["reason"] == reason);
     server.wait_until(ROUTES, Some("shop"), "r", is_so).await

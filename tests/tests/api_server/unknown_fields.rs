@@ -5,8 +5,8 @@ use leno_model::ObjectKey;
 use serde_json::{Value, json};
 
 use crate::installed::{install_objects, test_options};
-use crate::server::{Server, run};
-use crate::world::World;
+use crate::server::{ApiServerProcess, run};
+use crate::source_updates::SourceUpdates;
 
 fn access_policy(method_field: &str) -> Value {
     let request = json!({"path": {"value": "/"}, method_field: ["GET"]});
@@ -18,10 +18,10 @@ fn access_policy(method_field: &str) -> Value {
 #[ignore = "needs an API server: ./test kubernetes"]
 fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
     run(async {
-        let server = Server::start().await;
+        let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
-        let mut world = World::from_client(server.admin_client().await);
+        let mut world = SourceUpdates::from_client(server.admin_client().await);
         world.wait_until("a first picture", |world| world.updates == 1).await;
         // By a controller or Helm, by client-side apply, and by server-side apply.
         server.create_ignoring(POLICIES, "shop", "created", access_policy("metods")).await;
@@ -36,7 +36,8 @@ fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
         for name in ["created", "applied", "server-side", "beside"] {
             world
                 .wait_until("a rejection", |world| {
-                    let is_it = |it: &&leno_registry::Rejected| it.at.name.as_deref() == Some(name);
+                    let is_it =
+                        |it: &&leno_registry::RejectedDocument| it.at.name.as_deref() == Some(name);
                     world
                         .rejected
                         .iter()
@@ -52,7 +53,7 @@ fn a_rule_with_a_misspelled_field_is_rejected_however_it_is_written() {
 }
 
 /// Returns the keys of the access policies that were read; the installation itself has Services.
-fn policy_keys(world: &World) -> Vec<&ObjectKey> {
+fn policy_keys(world: &SourceUpdates) -> Vec<&ObjectKey> {
     world.objects.keys().filter(|key| matches!(key, ObjectKey::AccessPolicy(_))).collect()
 }
 

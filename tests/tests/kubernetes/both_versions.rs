@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl, stdout_of};
 use leno_tests::eventually;
 
 /// A dual-stack Service in front of the HTTP test application.
@@ -20,14 +20,14 @@ fn has_both_versions() -> bool {
 }
 
 /// Returns a metric of a Pod's sidecar; 0 if it is absent.
-fn sidecar_metric(namespace: &Namespace, from: &str, address: &str, metric: &str) -> u64 {
+fn sidecar_metric(namespace: &TestNamespace, from: &str, address: &str, metric: &str) -> u64 {
     let url = format!("http://{address}:15020/metrics");
     let metrics = namespace.curl(from, &[&url]).body;
     let lines = metrics.lines().filter(|line| line.starts_with(metric));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-fn object_field(namespace: &Namespace, object: &str, path: &str) -> String {
+fn object_field(namespace: &TestNamespace, object: &str, path: &str) -> String {
     stdout_of(&namespace.kubectl(&["get", object, "-o", &format!("jsonpath={path}")]))
         .trim()
         .to_owned()
@@ -40,8 +40,8 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
         return eprintln!("skipped: the cluster has one version of IP");
     }
     let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
-    let meshed = Namespace::with_metadata("both", metered);
-    let strange = Namespace::new("six", Injection::Disabled);
+    let meshed = TestNamespace::with_metadata("both", metered);
+    let strange = TestNamespace::new("six", SidecarInjection::Disabled);
     meshed.apply_manifests(&http_server("server", 1, ""));
     meshed.apply_manifests(BOTH);
     meshed.create_client("client");
@@ -88,12 +88,12 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn names_are_answered_by_the_sidecar_where_that_is_said() {
-    let meshed = Namespace::with_metadata(
+fn sidecars_answer_dns_queries_if_enabled() {
+    let meshed = TestNamespace::with_metadata(
         "names",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/dns: proxy, leno.dev/metrics: enabled}",
     );
-    let plain = Namespace::new("unnamed", Injection::Disabled);
+    let plain = TestNamespace::new("unnamed", SidecarInjection::Disabled);
     meshed.http_server("server", 2);
     meshed.create_client("client");
     meshed.apply_manifests(

@@ -1,6 +1,6 @@
 //! Unprivileged Pods in a cluster with the CNI plugin (`leno install --cni`).
 
-use leno_tests::cluster::{Injection, Namespace, http_server, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, stdout_of};
 
 /// Its Pods must run as an unprivileged user without capabilities.
 const RESTRICTED: &str =
@@ -9,8 +9,8 @@ const RESTRICTED: &str =
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_of_a_restricted_namespace_is_meshed() {
-    let namespace = Namespace::with_metadata("restricted", RESTRICTED);
-    let strange = Namespace::new("strange", Injection::Disabled);
+    let namespace = TestNamespace::with_metadata("restricted", RESTRICTED);
+    let strange = TestNamespace::new("strange", SidecarInjection::Disabled);
     let security = "runAsNonRoot: true, runAsUser: 2000, seccompProfile: {type: RuntimeDefault}";
     let container = "allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}";
     let server = http_server("server", 1, "")
@@ -43,8 +43,8 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn exclusions_reach_the_plugin() {
-    let namespace = Namespace::new("excluded", Injection::Enabled);
-    let strange = Namespace::new("outside", Injection::Disabled);
+    let namespace = TestNamespace::new("excluded", SidecarInjection::Enabled);
+    let strange = TestNamespace::new("outside", SidecarInjection::Disabled);
     namespace.apply_manifests(&http_server(
         "server",
         1,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Namespace, stdout_of};
+use leno_tests::cluster::{TestNamespace, stdout_of};
 use leno_tests::eventually;
 
 /// Returns a gRPC server and its Service.
@@ -59,7 +59,7 @@ const RESET: &str = "code = Unavailable";
 const NO_ROUTE: &str = "code = Unimplemented desc = no-policy-route";
 
 /// Waits until a call has this result.
-fn expect_call(namespace: &Namespace, arguments: &[&str], wanted: &str) {
+fn expect_call(namespace: &TestNamespace, arguments: &[&str], wanted: &str) {
     let mut last = String::new();
     eventually(&format!("call {arguments:?} ends with {wanted}"), Duration::from_secs(90), || {
         let output = namespace.exec("caller", &[&["/testapp", "call"][..], arguments].concat());
@@ -77,7 +77,7 @@ fn expect_call(namespace: &Namespace, arguments: &[&str], wanted: &str) {
 fn calls_of_grpc_are_routed_in_the_clear_and_carried_when_encrypted() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = Namespace::with_metadata("calls", strict);
+    let namespace = TestNamespace::with_metadata("calls", strict);
     namespace.apply_manifests(
         &[grpc_server("clear", "", "grpc"), grpc_server("secure", ", -tls", "tcp")].join("---\n"),
     );

@@ -1,12 +1,12 @@
 //! Connectivity of meshed and unmeshed Pods, by names and addresses.
 
-use leno_tests::cluster::{Injection, Namespace, http_server, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl, stdout_of};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn meshed_pods_speak_and_external_clients_do_not() {
-    let meshed = Namespace::new("permissive", Injection::Enabled);
-    let strange = Namespace::new("outsider", Injection::Disabled);
+    let meshed = TestNamespace::new("permissive", SidecarInjection::Enabled);
+    let strange = TestNamespace::new("outsider", SidecarInjection::Disabled);
     meshed.http_server("server", 1);
     meshed.create_client("client");
     strange.create_client("client");
@@ -21,7 +21,7 @@ fn meshed_pods_speak_and_external_clients_do_not() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn every_client_reaches_every_replica() {
-    let namespace = Namespace::new("replicas", Injection::Enabled);
+    let namespace = TestNamespace::new("replicas", SidecarInjection::Enabled);
     namespace.http_server("server", 3);
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: headless}, spec: {clusterIP: None, selector: {app: server}, \
@@ -50,9 +50,9 @@ fn every_client_reaches_every_replica() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn what_is_not_meshed_is_reached_as_before() {
-    let meshed = Namespace::new("outward", Injection::Enabled);
-    let plain = Namespace::new("plain", Injection::Disabled);
+fn unmeshed_services_are_reached_as_before() {
+    let meshed = TestNamespace::new("outward", SidecarInjection::Enabled);
+    let plain = TestNamespace::new("plain", SidecarInjection::Disabled);
     plain.http_server("server", 1);
     meshed.create_client("client");
     meshed.wait_ready();
@@ -70,7 +70,7 @@ fn what_is_not_meshed_is_reached_as_before() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn several_ports_and_several_services_of_one_pod() {
-    let namespace = Namespace::new("ports", Injection::Enabled);
+    let namespace = TestNamespace::new("ports", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: server, labels: {app: server}}, spec: {containers: [
@@ -93,7 +93,7 @@ fn several_ports_and_several_services_of_one_pod() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn peers_of_a_stateful_set_reach_each_other_by_name() {
-    let namespace = Namespace::new("stateful", Injection::Enabled);
+    let namespace = TestNamespace::new("stateful", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: peers}, spec: {clusterIP: None, selector: {app: peer}, ports: [
@@ -127,8 +127,8 @@ spec:
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn excluded_ports_go_around_the_mesh() {
-    let meshed = Namespace::new("around", Injection::Enabled);
-    let strange = Namespace::new("about", Injection::Disabled);
+    let meshed = TestNamespace::new("around", SidecarInjection::Enabled);
+    let strange = TestNamespace::new("about", SidecarInjection::Disabled);
     meshed.apply_manifests(&http_server(
         "server",
         1,
@@ -143,7 +143,7 @@ fn excluded_ports_go_around_the_mesh() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_server_may_listen_on_the_address_of_its_pod_alone() {
-    let namespace = Namespace::new("bound", Injection::Enabled);
+    let namespace = TestNamespace::new("bound", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: server, labels: {app: server}}, spec: {containers: [
@@ -160,12 +160,12 @@ fn a_server_may_listen_on_the_address_of_its_pod_alone() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn who_is_not_meshed_yet_is_let_in_where_that_is_said() {
-    let meshed = Namespace::with_metadata(
+fn unmeshed_clients_are_allowed_if_configured() {
+    let meshed = TestNamespace::with_metadata(
         "moving",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
-    let strange = Namespace::new("left", Injection::Disabled);
+    let strange = TestNamespace::new("left", SidecarInjection::Disabled);
     meshed.http_server("server", 1);
     meshed.create_client("client");
     strange.create_client("client");

@@ -5,14 +5,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, program_image, stdout_of};
 use leno_tests::eventually;
 use leno_tests::leno_command;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn bookinfo_sells_in_strict_mode() {
-    let namespace = Namespace::with_metadata(
+    let namespace = TestNamespace::with_metadata(
         "bookinfo",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
@@ -94,15 +94,15 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
 
 /// The namespaces of the demo.
 struct Bookstore {
-    buyer: Namespace,
-    thief: Namespace,
-    store: Namespace,
-    warehouse: Namespace,
+    buyer: TestNamespace,
+    thief: TestNamespace,
+    store: TestNamespace,
+    warehouse: TestNamespace,
 }
 
 impl Bookstore {
     fn start_bookstore() -> Self {
-        let meshed = |name| Namespace::new(name, Injection::Enabled);
+        let meshed = |name| TestNamespace::new(name, SidecarInjection::Enabled);
         let shop = Self {
             buyer: meshed("bookbuyer"),
             thief: meshed("bookthief"),
@@ -218,7 +218,7 @@ impl Bookstore {
     }
 }
 
-fn annotate_namespace(namespace: &Namespace, annotation: &str) {
+fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
     stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
 }
 

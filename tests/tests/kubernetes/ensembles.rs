@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Namespace, stdout_of};
+use leno_tests::cluster::{TestNamespace, stdout_of};
 use leno_tests::eventually;
 
 /// Three Pods like those of ZooKeeper: they listen only on the Pod's address, on ports for clients, followers
@@ -55,7 +55,7 @@ fn listening_container(port: u16) -> String {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn peers_speak_by_name_at_every_port_that_a_route_names() {
-    let namespace = Namespace::with_metadata(
+    let namespace = TestNamespace::with_metadata(
         "ensemble",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );

@@ -1,11 +1,11 @@
 //! Traffic that bypasses the sidecar by annotations of the Pod.
 
-use leno_tests::cluster::{Injection, Namespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
-    let namespace = Namespace::new("excluding", Injection::Enabled);
+    let namespace = TestNamespace::new("excluding", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.http_server("second", 1);
     namespace.apply_manifests(

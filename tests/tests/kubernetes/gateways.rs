@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
 use leno_tests::eventually;
 
-use super::under_load::Load;
+use super::under_load::LoadPod;
 
 /// Creates a gateway and a route to `server`; returns its external address.
-pub(crate) fn create_gateway(namespace: &Namespace) -> String {
+pub(crate) fn create_gateway(namespace: &TestNamespace) -> String {
     namespace.apply_manifests(
         "apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -32,8 +32,8 @@ spec:
 }
 
 /// Returns a namespace outside the mesh, and the URL of a gateway from there.
-pub(crate) fn external_clients_at(address: &str) -> (Namespace, String) {
-    let external_clients = Namespace::new("outsiders", Injection::Disabled);
+pub(crate) fn external_clients_at(address: &str) -> (TestNamespace, String) {
+    let external_clients = TestNamespace::new("outsiders", SidecarInjection::Disabled);
     external_clients.create_client("outsider");
     external_clients.wait_ready();
     let url = format!("http://{address}/");
@@ -44,10 +44,10 @@ pub(crate) fn external_clients_at(address: &str) -> (Namespace, String) {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn external_clients_come_in_by_a_gateway_alone() {
-    let external_clients = Namespace::new("outsiders", Injection::Disabled);
+    let external_clients = TestNamespace::new("outsiders", SidecarInjection::Disabled);
     external_clients.create_client("outsider");
-    for injection in [Injection::Enabled, Injection::Disabled] {
-        let namespace = Namespace::new("gateway", injection);
+    for injection in [SidecarInjection::Enabled, SidecarInjection::Disabled] {
+        let namespace = TestNamespace::new("gateway", injection);
         namespace.http_server("server", 2);
         let address = create_gateway(&namespace);
         namespace.wait_ready();
@@ -63,8 +63,8 @@ fn external_clients_come_in_by_a_gateway_alone() {
         let straight = external_clients.curl("outsider", &[&name]);
         match injection {
             // Mutual TLS is required there.
-            Injection::Enabled => assert_ne!(straight.exit, 0),
-            Injection::Disabled => assert_eq!((straight.exit, straight.status), (0, 200)),
+            SidecarInjection::Enabled => assert_ne!(straight.exit, 0),
+            SidecarInjection::Disabled => assert_eq!((straight.exit, straight.status), (0, 200)),
         }
     }
 }
@@ -72,12 +72,12 @@ fn external_clients_come_in_by_a_gateway_alone() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_gateway_and_what_is_behind_it_are_replaced_without_a_failed_request() {
-    let namespace = Namespace::new("replaced", Injection::Enabled);
+    let namespace = TestNamespace::new("replaced", SidecarInjection::Enabled);
     namespace.http_server("server", 2);
     let address = create_gateway(&namespace);
     namespace.wait_ready();
     let (external_clients, url) = external_clients_at(&address);
-    let load = Load::start(&external_clients, &url);
+    let load = LoadPod::start(&external_clients, &url);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
         stdout_of(&namespace.kubectl(&["rollout", "restart", deployment]));
         stdout_of(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
@@ -114,7 +114,7 @@ spec:
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_gateway_leaves_out_a_pod_that_cannot_enforce_a_policy_of_its_service() {
-    let namespace = Namespace::new("partly-meshed", Injection::Enabled);
+    let namespace = TestNamespace::new("partly-meshed", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     let address = create_gateway(&namespace);
     namespace.wait_ready();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Curl, Injection, Namespace, kubectl, stdout_of};
+use leno_tests::cluster::{CurlResult, SidecarInjection, TestNamespace, kubectl, stdout_of};
 use leno_tests::eventually;
 use rcgen::{
     CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -25,7 +25,7 @@ fn authority_value(key: &str) -> String {
 }
 
 /// Returns certificate and key of an account of this mesh, for an ingress controller outside it.
-fn issue_certificate(account: &str, namespace: &Namespace) -> String {
+fn issue_certificate(account: &str, namespace: &TestNamespace) -> String {
     let signer = KeyPair::from_pem(&authority_value("ca.key")).expect("the key of the root");
     let root = authority_value("ca.pem");
     let issuer = Issuer::from_ca_cert_pem(&root, signer).expect("the root");
@@ -41,10 +41,10 @@ fn issue_certificate(account: &str, namespace: &Namespace) -> String {
 
 /// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
 /// handshake, while the client sends its request (55) or waits for the response (56).
-fn wait_until_rejected(outside: &Namespace, url: &str) {
+fn wait_until_rejected(outside: &TestNamespace, url: &str) {
     eventually("who shows no certificate is reset", Duration::from_secs(90), || {
         let seen = outside.curl_repeatedly("controller", 5, &["-k", "--http1.1", url]);
-        let reset = |one: &Curl| matches!(one.exit, 55 | 56) && one.status == 0;
+        let reset = |one: &CurlResult| matches!(one.exit, 55 | 56) && one.status == 0;
         (seen.len() == 5 && seen.iter().all(reset)).then_some(())
     });
 }
@@ -54,8 +54,8 @@ fn wait_until_rejected(outside: &Namespace, url: &str) {
 fn an_ingress_backend_with_tls_lets_a_principal_in_by_its_certificate() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = Namespace::with_metadata("entered", strict);
-    let outside = Namespace::new("ingress", Injection::Disabled);
+    let namespace = TestNamespace::with_metadata("entered", strict);
+    let outside = TestNamespace::new("ingress", SidecarInjection::Disabled);
     namespace.http_server("server", 1);
     outside.create_client("controller");
     namespace.wait_ready();

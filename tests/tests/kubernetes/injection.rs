@@ -1,9 +1,9 @@
 //! Sidecar injection by labels and annotations.
 
-use leno_tests::cluster::{Injection, Namespace, http_server, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, program_image, stdout_of};
 
 fn has_sidecar(metadata: &str, pod: &str) -> bool {
-    let namespace = Namespace::with_metadata("injected", metadata);
+    let namespace = TestNamespace::with_metadata("injected", metadata);
     namespace.apply_manifests(&http_server("server", 1, pod));
     namespace.wait_ready();
     namespace.list_containers("server").contains("leno-proxy")
@@ -41,7 +41,7 @@ fn a_pod_decides_against_its_namespace_and_ignore_against_all() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_annotation_that_means_nothing_is_refused() {
-    let namespace = Namespace::with_metadata("odd", "labels: {leno.dev/injection: enabled}");
+    let namespace = TestNamespace::with_metadata("odd", "labels: {leno.dev/injection: enabled}");
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {leno.dev/injection: perhaps}}, \
                spec: {containers: [{name: a, image: 'kc.local/pause:1'}]}}";
     let refused = namespace.try_apply(pod);
@@ -52,7 +52,7 @@ fn an_annotation_that_means_nothing_is_refused() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_with_an_unknown_key_or_without_names_is_created_with_a_warning() {
-    let namespace = Namespace::new("warned", Injection::Enabled);
+    let namespace = TestNamespace::new("warned", SidecarInjection::Enabled);
     let pod = |name: &str, annotations: &str, more: &str| {
         let image = program_image();
         namespace.try_apply(&format!(

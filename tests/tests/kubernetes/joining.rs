@@ -5,45 +5,45 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, program_image, stdout_of};
 use leno_tests::eventually;
 use serde_json::{Value, json};
 
-use crate::under_load::Load;
+use crate::under_load::LoadPod;
 
 /// Creates six ready unmeshed servers, and the namespace of a meshed client.
-fn start_unmeshed(what: &str) -> (Namespace, Namespace) {
-    let servers = Namespace::new(what, Injection::Disabled);
+fn start_unmeshed(what: &str) -> (TestNamespace, TestNamespace) {
+    let servers = TestNamespace::new(what, SidecarInjection::Disabled);
     servers.http_server("server", REPLICAS);
     servers.wait_ready();
-    (servers, Namespace::new(&format!("{what}-clients"), Injection::Enabled))
+    (servers, TestNamespace::new(&format!("{what}-clients"), SidecarInjection::Enabled))
 }
 
-fn server_url(servers: &Namespace) -> String {
+fn server_url(servers: &TestNamespace) -> String {
     format!("http://server.{}/", servers.name())
 }
 
 /// Ends the load: no request may have failed.
-fn assert_unharmed(load: Load<'_>) {
+fn assert_unharmed(load: LoadPod<'_>) {
     let (requests, failed) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failed, serde_json::json!({}), "of {requests}");
 }
 
 /// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts an object in it.
-fn label_and_restart(servers: &Namespace, label: &str, object: &str) {
+fn label_and_restart(servers: &TestNamespace, label: &str, object: &str) {
     stdout_of(&kubectl(&["label", "namespace", servers.name(), label]));
     stdout_of(&servers.kubectl(&["rollout", "restart", object]));
     stdout_of(&servers.kubectl(&["rollout", "status", object, "--timeout=300s"]));
 }
 
 /// Returns the number of meshed Pods of an application.
-fn count_meshed(servers: &Namespace, app: &str) -> usize {
+fn count_meshed(servers: &TestNamespace, app: &str) -> usize {
     servers.list_containers(app).split_whitespace().filter(|name| *name == "leno-proxy").count()
 }
 
 /// Waits until a container of a Pod is waiting for one of these reasons.
-fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
+fn expect_waiting(servers: &TestNamespace, pod: &str, reasons: &[&str]) {
     let states = "jsonpath={.status.initContainerStatuses[*].state.waiting.reason} \
                   {.status.containerStatuses[*].state.waiting.reason}";
     eventually(&format!("{pod} waits for {reasons:?}"), Duration::from_secs(180), || {
@@ -53,7 +53,7 @@ fn expect_waiting(servers: &Namespace, pod: &str, reasons: &[&str]) {
 }
 
 /// Injects sidecars into all Pods of a namespace, and then removes them.
-fn join_and_leave(servers: &Namespace) {
+fn join_and_leave(servers: &TestNamespace) {
     label_and_restart(servers, "leno.dev/injection=enabled", "deployment/server");
     eventually("all pods have a sidecar", Duration::from_secs(120), || {
         (count_meshed(servers, "server") == REPLICAS as usize).then_some(())
@@ -68,7 +68,7 @@ fn join_and_leave(servers: &Namespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
     let (servers, clients) = start_unmeshed("late");
-    let load = Load::of_connections(&clients, &server_url(&servers));
+    let load = LoadPod::of_connections(&clients, &server_url(&servers));
     join_and_leave(&servers);
     assert_unharmed(load);
 }
@@ -79,7 +79,7 @@ fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_that_cannot_start_changes_nothing() {
     let (servers, clients) = start_unmeshed("broken");
-    let load = Load::of_connections(&clients, &server_url(&servers));
+    let load = LoadPod::of_connections(&clients, &server_url(&servers));
     add_unpulled(&servers);
     servers.apply_manifests(&format!(
         "{{apiVersion: v1, kind: Pod, metadata: {{name: crashing, labels: {{app: server}}}}, spec: {{serviceAccountName: server, \
@@ -93,7 +93,7 @@ fn a_pod_that_cannot_start_changes_nothing() {
 }
 
 /// Adds a meshed Pod behind the Service with an application image that cannot be pulled.
-fn add_unpulled(servers: &Namespace) {
+fn add_unpulled(servers: &TestNamespace) {
     servers.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: unpulled, labels: {app: server, leno.dev/injection: enabled}}, spec: \
          {serviceAccountName: server, containers: [{name: app, image: 'kc.local/nosuch:1', imagePullPolicy: Never, ports: \
@@ -108,11 +108,11 @@ fn add_unpulled(servers: &Namespace) {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start() {
-    let servers = Namespace::new("node-network", Injection::Disabled);
+    let servers = TestNamespace::new("node-network", SidecarInjection::Disabled);
     servers.apply_manifests(NODE_NETWORK);
     stdout_of(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
-    let clients = Namespace::new("node-network-clients", Injection::Enabled);
-    let load = Load::of_connections(&clients, &server_url(&servers));
+    let clients = TestNamespace::new("node-network-clients", SidecarInjection::Enabled);
+    let load = LoadPod::of_connections(&clients, &server_url(&servers));
     add_unpulled(&servers);
     assert_unharmed(load);
 }
@@ -121,13 +121,13 @@ fn pods_in_the_network_of_their_nodes_are_reached_beside_a_pod_that_cannot_start
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_only_replica_serves_on_while_it_terminates() {
-    let servers = Namespace::new("lone", Injection::Enabled);
+    let servers = TestNamespace::new("lone", SidecarInjection::Enabled);
     let server = leno_tests::cluster::http_server("server", 1, "");
     servers.apply_manifests(&server.replace("-linger, 8s", "-linger, 15s"));
     servers.wait_ready();
     assert_eq!(count_meshed(&servers, "server"), 1);
-    let clients = Namespace::new("lone-clients", Injection::Enabled);
-    let load = Load::of_connections(&clients, &server_url(&servers));
+    let clients = TestNamespace::new("lone-clients", SidecarInjection::Enabled);
+    let load = LoadPod::of_connections(&clients, &server_url(&servers));
     let old = format!("pod/{}", servers.list_pods("server")[0]);
     stdout_of(&servers.kubectl(&["delete", &old, "--wait=false"]));
     stdout_of(&servers.kubectl(&["wait", "--for=delete", &old, "--timeout=120s"]));
@@ -141,7 +141,7 @@ fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
     let (servers, clients) = start_unmeshed("canary");
     clients.create_client("client");
     clients.wait_ready();
-    let load = Load::of_connections(&clients, &server_url(&servers));
+    let load = LoadPod::of_connections(&clients, &server_url(&servers));
     let canary = leno_tests::cluster::http_server("canary", 1, "");
     let canary = canary
         .replace("{app: canary}, ", "{app: server, track: canary, leno.dev/injection: enabled}, ");
@@ -165,13 +165,13 @@ fn a_single_replica_with_a_sidecar_gets_its_share_and_no_more() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
-    let servers = Namespace::new("stateful", Injection::Disabled);
+    let servers = TestNamespace::new("stateful", SidecarInjection::Disabled);
     servers.apply_manifests(STATEFUL);
     stdout_of(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
-    let clients = Namespace::new("stateful-clients", Injection::Enabled);
+    let clients = TestNamespace::new("stateful-clients", SidecarInjection::Enabled);
     clients.create_client("client");
     clients.wait_ready();
-    let load = Load::of_connections(&clients, &server_url(&servers));
+    let load = LoadPod::of_connections(&clients, &server_url(&servers));
     let reached = || {
         // Without a meshed endpoint, the order of addresses in DNS decides.
         let headless = format!("http://each.{}:8080/", servers.name());
@@ -213,7 +213,7 @@ fn pods_of_a_stateful_set_are_reached_by_each_of_their_names_while_they_join() {
 }
 
 /// Returns the addresses of the ready server Pods.
-fn ready_addresses(servers: &Namespace) -> Vec<String> {
+fn ready_addresses(servers: &TestNamespace) -> Vec<String> {
     let pods = stdout_of(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
     let pods: Value = serde_json::from_str(&pods).unwrap();
     let is_ready = |pod: &&Value| {
@@ -229,7 +229,7 @@ fn ready_addresses(servers: &Namespace) -> Vec<String> {
 }
 
 /// Writes the EndpointSlice of the Service without a selector.
-fn write_slice(servers: &Namespace, addresses: &[String]) {
+fn write_slice(servers: &TestNamespace, addresses: &[String]) {
     let endpoint =
         |address: &String| json!({"addresses": [address], "conditions": {"ready": true}});
     let slice = json!({
@@ -242,9 +242,9 @@ fn write_slice(servers: &Namespace, addresses: &[String]) {
 }
 
 /// Ends the thread that lists endpoints, even if the test fails.
-struct Over<'a>(&'a AtomicBool);
+struct StopListing<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopListing<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -262,10 +262,10 @@ fn endpoints_that_are_listed_by_hand_join_and_leave_without_a_failed_request() {
     let first = ready_addresses(&servers);
     assert_eq!(first.len(), REPLICAS as usize);
     write_slice(&servers, &first);
-    let load = Load::of_connections(&clients, &format!("http://hand.{}/", servers.name()));
+    let load = LoadPod::of_connections(&clients, &format!("http://hand.{}/", servers.name()));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _over = Over(&is_over);
+        let _over = StopListing(&is_over);
         scope.spawn(|| {
             let (began, mut listed) = (Instant::now(), first);
             while !is_over.load(Ordering::Relaxed) && began.elapsed() < KEPT {

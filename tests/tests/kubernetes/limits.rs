@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
 use leno_tests::eventually;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn what_comes_beyond_a_local_limit_is_answered_429() {
-    let namespace = Namespace::new("limited", Injection::Enabled);
+fn requests_beyond_a_local_limit_get_429() {
+    let namespace = TestNamespace::new("limited", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();
@@ -41,12 +41,12 @@ fn what_comes_beyond_a_local_limit_is_answered_429() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn metrics_of_a_pod_are_open_where_an_annotation_says_so() {
-    let client = Namespace::new("scraper", Injection::Disabled);
+    let client = TestNamespace::new("scraper", SidecarInjection::Disabled);
     client.create_client("client");
     let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
     let meshed = "labels: {leno.dev/injection: enabled}";
     let namespaces = [(metered, 200), (meshed, 403)].map(|(metadata, status)| {
-        let namespace = Namespace::with_metadata("scraped", metadata);
+        let namespace = TestNamespace::with_metadata("scraped", metadata);
         namespace.create_client("client");
         (namespace, status)
     });
@@ -72,7 +72,7 @@ const RETRY: &str =
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_request_that_fails_is_sent_as_often_as_a_retry_policy_says() {
     let metered = "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/metrics: enabled}";
-    let namespace = Namespace::with_metadata("retried", metered);
+    let namespace = TestNamespace::with_metadata("retried", metered);
     namespace.http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();

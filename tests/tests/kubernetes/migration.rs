@@ -1,7 +1,9 @@
 //! Two meshes in one cluster: while namespaces move from one to the other, every workload is reachable;
 //! afterwards, workloads left in the old mesh are rejected.
 
-use leno_tests::cluster::{Injection, Namespace, apply_globally, kubectl, kubectl_with, stdout_of};
+use leno_tests::cluster::{
+    SidecarInjection, TestNamespace, apply_globally, kubectl, kubectl_with, stdout_of,
+};
 
 /// OSM's marks of a namespace in its mesh; Leno supports them as well.
 const OF_THE_OTHER: &str = "labels: {openservicemesh.io/monitored-by: foreign}, \
@@ -10,12 +12,12 @@ const OF_THE_OTHER: &str = "labels: {openservicemesh.io/monitored-by: foreign}, 
 /// The webhook of the other mesh, called for the same Pods as Leno's.
 struct OtherMesh {
     /// The namespace in which it runs, deleted with it.
-    _home: Namespace,
+    _home: TestNamespace,
 }
 
 impl OtherMesh {
     fn new() -> Self {
-        let home = Namespace::new("other-mesh", Injection::Disabled);
+        let home = TestNamespace::new("other-mesh", SidecarInjection::Disabled);
         let name = format!("injector.{}.svc", home.name());
         let made = rcgen::generate_simple_self_signed(vec![name]).expect("a certificate");
         let (certificate, key) = (made.cert.pem(), made.signing_key.serialize_pem());
@@ -67,12 +69,12 @@ impl Drop for OtherMesh {
 }
 
 /// Returns for both meshes if the Pods of an application have a sidecar.
-fn sidecars_present(namespace: &Namespace, app: &str) -> (bool, bool) {
+fn sidecars_present(namespace: &TestNamespace, app: &str) -> (bool, bool) {
     let containers = namespace.list_containers(app);
     (containers.contains("leno-proxy"), containers.split(' ').any(|name| name == "envoy"))
 }
 
-fn annotate_namespace(namespace: &Namespace, annotation: &str) {
+fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
     stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
 }
 
@@ -80,8 +82,8 @@ fn annotate_namespace(namespace: &Namespace, annotation: &str) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn namespaces_move_from_another_mesh_one_by_one() {
     let other = OtherMesh::new();
-    let moving = Namespace::with_metadata("moving", OF_THE_OTHER);
-    let moved = Namespace::with_metadata(
+    let moving = TestNamespace::with_metadata("moving", OF_THE_OTHER);
+    let moved = TestNamespace::with_metadata(
         "moved",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/mtls: permissive}",
     );
@@ -97,7 +99,7 @@ fn namespaces_move_from_another_mesh_one_by_one() {
         assert_eq!(sidecars_present(&moving, app), (false, true), "{app}");
     }
     assert_eq!(sidecars_present(&moved, "server"), (true, false));
-    let at = |namespace: &Namespace| format!("http://server.{}/", namespace.name());
+    let at = |namespace: &TestNamespace| format!("http://server.{}/", namespace.name());
     let (there, here) = (at(&moving), at(&moved));
     moving.expect_curl("client", &[&here], 0, 200);
     moved.expect_curl("client", &[&there], 0, 200);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
 use leno_tests::eventually;
 
 /// One client may send any request, another one only requests for `/foo`.
@@ -35,7 +35,7 @@ spec:
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn traffic_targets_decide_in_a_strict_namespace() {
-    let namespace = Namespace::with_metadata(
+    let namespace = TestNamespace::with_metadata(
         "targets",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );
@@ -53,8 +53,8 @@ fn traffic_targets_decide_in_a_strict_namespace() {
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn a_split_shares_what_comes_for_its_root() {
-    let namespace = Namespace::new("split", Injection::Enabled);
+fn a_split_distributes_the_requests_for_its_root() {
+    let namespace = TestNamespace::new("split", SidecarInjection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
     namespace.create_client("client");
@@ -82,7 +82,7 @@ fn a_split_shares_what_comes_for_its_root() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_mode_of_a_namespace_changes_while_it_runs() {
-    let namespace = Namespace::new("modes", Injection::Enabled);
+    let namespace = TestNamespace::new("modes", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("one");
     namespace.create_client("three");
@@ -115,9 +115,9 @@ fn the_mode_of_a_namespace_changes_while_it_runs() {
 fn a_traffic_target_of_another_namespace_allows_nothing() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = Namespace::with_metadata("astray", strict);
-    let other_place = Namespace::new("another", Injection::Disabled);
-    let member = Namespace::new("member", Injection::Enabled);
+    let namespace = TestNamespace::with_metadata("astray", strict);
+    let other_place = TestNamespace::new("another", SidecarInjection::Disabled);
+    let member = TestNamespace::new("member", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("one");
     namespace.create_client("two");
@@ -146,7 +146,7 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_root_may_be_one_of_its_own_backends() {
-    let namespace = Namespace::new("recursive", Injection::Enabled);
+    let namespace = TestNamespace::new("recursive", SidecarInjection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
     namespace.create_client("client");
@@ -178,8 +178,8 @@ spec:
 fn an_ingress_backend_lets_the_pods_of_a_service_in() {
     let strict =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = Namespace::with_metadata("opened", strict);
-    let outside = Namespace::new("outside", Injection::Disabled);
+    let namespace = TestNamespace::with_metadata("opened", strict);
+    let outside = TestNamespace::new("outside", SidecarInjection::Disabled);
     namespace.http_server("server", 1);
     outside.create_client("ingress");
     outside.create_client("other");

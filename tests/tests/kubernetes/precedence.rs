@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
 use leno_tests::eventually;
 
 /// Returns the reasons of the events about a split.
-fn event_reasons(namespace: &Namespace, split: &str) -> String {
+fn event_reasons(namespace: &TestNamespace, split: &str) -> String {
     let field = format!("--field-selector=involvedObject.name={split}");
     stdout_of(&namespace.kubectl(&["get", "events", &field, "-o", "jsonpath={.items[*].reason}"]))
 }
@@ -14,7 +14,7 @@ fn event_reasons(namespace: &Namespace, split: &str) -> String {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_newer_split_displaces_no_older_one_whatever_its_name() {
-    let namespace = Namespace::new("older", Injection::Enabled);
+    let namespace = TestNamespace::new("older", SidecarInjection::Enabled);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);
     namespace.create_client("client");
@@ -53,7 +53,7 @@ fn a_newer_split_displaces_no_older_one_whatever_its_name() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_older_split_whose_backend_is_deleted_still_decides() {
-    let namespace = Namespace::new("older-dangling", Injection::Enabled);
+    let namespace = TestNamespace::new("older-dangling", SidecarInjection::Enabled);
     namespace.http_server("root", 1);
     namespace.http_server("v1", 1);
     namespace.http_server("v2", 1);

@@ -3,11 +3,11 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
 use leno_tests::{eventually, leno_command};
 
 /// Returns the notes of the events `PlaintextRejected` on a Pod.
-fn rejection_notes(namespace: &Namespace, pod: &str) -> Vec<String> {
+fn rejection_notes(namespace: &TestNamespace, pod: &str) -> Vec<String> {
     let about = format!("involvedObject.name={pod},reason=PlaintextRejected");
     let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
     let notes = namespace.kubectl(&["get", "events", "--field-selector", &about, "-o", path]);
@@ -17,11 +17,11 @@ fn rejection_notes(namespace: &Namespace, pod: &str) -> Vec<String> {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
-    let legacy = Namespace::new("legacy", Injection::Disabled);
+    let legacy = TestNamespace::new("legacy", SidecarInjection::Disabled);
     legacy.create_client("first");
     legacy.create_client("second");
     legacy.wait_ready();
-    let guarded = Namespace::new("guarded", Injection::Enabled);
+    let guarded = TestNamespace::new("guarded", SidecarInjection::Enabled);
     guarded.http_server("server", 1);
     guarded.create_client("member");
     guarded.annotated_client("neighbor", "leno.dev/injection: disabled");
@@ -64,7 +64,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
-    let namespace = Namespace::new("past", Injection::Enabled);
+    let namespace = TestNamespace::new("past", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.annotated_client("by-port", "openservicemesh.io/outbound-port-exclusion-list: '80'");
     namespace.wait_ready();
@@ -81,7 +81,7 @@ fn the_event_about_a_member_says_that_it_connects_past_the_mesh() {
 }
 
 /// Returns the process of a Pod's sidecar.
-fn sidecar_of(namespace: &Namespace, pod: &str) -> String {
+fn sidecar_of(namespace: &TestNamespace, pod: &str) -> String {
     let mut found = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let process = entry.ok()?.file_name().into_string().ok()?;
         let environment = std::fs::read(format!("/proc/{process}/environ")).ok()?;
@@ -107,7 +107,7 @@ fn connections_finding() -> String {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_sidecar_without_a_control_plane_is_reported_by_check() {
-    let namespace = Namespace::new("astray", Injection::Enabled);
+    let namespace = TestNamespace::new("astray", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("client");
     namespace.wait_ready();

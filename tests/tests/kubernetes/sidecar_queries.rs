@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
 use leno_tests::eventually;
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ fn stdout_text(output: &Output) -> String {
 }
 
 /// Returns the sidecars of a control plane in a namespace.
-fn list_sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
+fn list_sidecars(pod: &str, namespace: &TestNamespace) -> Vec<String> {
     let proxies = run_leno(pod, &["get", "proxies", "-o", "json"]);
     let proxies: Vec<Value> = serde_json::from_slice(&proxies.stdout).unwrap_or_default();
     let names = proxies.iter().filter_map(|proxy| proxy["workload"].as_str());
@@ -37,7 +37,7 @@ fn list_sidecars(pod: &str, namespace: &Namespace) -> Vec<String> {
 }
 
 /// Returns the admin address of a Pod's sidecar, as logged at its start.
-fn admin_address(namespace: &Namespace, pod: &str) -> Option<String> {
+fn admin_address(namespace: &TestNamespace, pod: &str) -> Option<String> {
     let log = namespace.kubectl(&["logs", pod, "-c", "leno-proxy"]);
     let log = String::from_utf8_lossy(&log.stdout).into_owned();
     let (_, after) = log.split_once(" admin=")?;
@@ -47,7 +47,7 @@ fn admin_address(namespace: &Namespace, pod: &str) -> Option<String> {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn sidecars_in_other_pods_answer_over_their_streams() {
-    let namespace = Namespace::new("queried", Injection::Enabled);
+    let namespace = TestNamespace::new("queried", SidecarInjection::Enabled);
     namespace.http_server("web", 4);
     namespace.create_client("front");
     namespace.wait_ready();
@@ -90,7 +90,7 @@ fn sidecars_in_other_pods_answer_over_their_streams() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_tap_that_lost_its_client_ends() {
-    let namespace = Namespace::new("untapped", Injection::Enabled);
+    let namespace = TestNamespace::new("untapped", SidecarInjection::Enabled);
     namespace.http_server("web", 1);
     namespace.create_client("front");
     namespace.wait_ready();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, http_server};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server};
 use leno_tests::eventually;
 
 use crate::tcp::{exchange_line, expect_heard, line_server};
@@ -25,8 +25,8 @@ fn equal_split(root: &str, backends: &[&str]) -> String {
 
 /// Returns targets that allow the clients' accounts to call these accounts.
 fn traffic_targets(
-    servers: (&Namespace, &[&str]),
-    clients: (&Namespace, &[&str]),
+    servers: (&TestNamespace, &[&str]),
+    clients: (&TestNamespace, &[&str]),
     kind: &str,
 ) -> String {
     let sources: Vec<String> = clients
@@ -60,8 +60,8 @@ fn traffic_targets(
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() {
     let (servers, clients) = (
-        Namespace::with_metadata("backends", STRICT),
-        Namespace::new("buyers", Injection::Enabled),
+        TestNamespace::with_metadata("backends", STRICT),
+        TestNamespace::new("buyers", SidecarInjection::Enabled),
     );
     let names = ["v1", "v2", "v3"];
     names.iter().for_each(|name| servers.http_server(name, 1));
@@ -94,7 +94,7 @@ fn clients_of_another_namespace_reach_every_backend_by_the_root_and_by_itself() 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn backends_may_share_one_account() {
-    let namespace = Namespace::with_metadata("shared", STRICT);
+    let namespace = TestNamespace::with_metadata("shared", STRICT);
     let of = |name: &str| {
         http_server(name, 1, "")
             .replace(&format!("serviceAccountName: {name}"), "serviceAccountName: server")
@@ -116,8 +116,10 @@ fn backends_may_share_one_account() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn connections_of_tcp_are_split_too() {
-    let (servers, clients) =
-        (Namespace::with_metadata("lines", STRICT), Namespace::new("callers", Injection::Enabled));
+    let (servers, clients) = (
+        TestNamespace::with_metadata("lines", STRICT),
+        TestNamespace::new("callers", SidecarInjection::Enabled),
+    );
     servers.apply_manifests(
         &[line_server("one", "", "tcp-echo"), line_server("two", "", "tcp-echo")].join("---\n"),
     );

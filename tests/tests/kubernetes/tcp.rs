@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
 use leno_tests::eventually;
 
 /// Returns a line protocol server and its Service; `banner` is sent first.
@@ -19,14 +19,14 @@ pub(super) fn line_server(name: &str, banner: &str, port: &str) -> String {
 }
 
 /// Returns the response to a client that sends one line, if any.
-pub(super) fn exchange_line(namespace: &Namespace, client: &str, server: &str) -> String {
+pub(super) fn exchange_line(namespace: &TestNamespace, client: &str, server: &str) -> String {
     let command = format!("(echo hello; sleep 1) | nc -w 3 {server} 9000");
     let output = namespace.exec(client, &["sh", "-c", &command]);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 pub(super) fn expect_heard(
-    namespace: &Namespace,
+    namespace: &TestNamespace,
     client: &str,
     server: &str,
     wanted: impl Fn(&str) -> bool,
@@ -39,7 +39,7 @@ pub(super) fn expect_heard(
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn either_side_may_speak_first() {
-    let namespace = Namespace::new("tcp", Injection::Enabled);
+    let namespace = TestNamespace::new("tcp", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.apply_manifests(
         &[line_server("echo", "", "tcp-echo"), line_server("first", "welcome", "tcp-first")]
@@ -58,7 +58,7 @@ fn either_side_may_speak_first() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn in_strict_mode_a_tcp_route_is_needed() {
-    let namespace = Namespace::with_metadata(
+    let namespace = TestNamespace::with_metadata(
         "tcpstrict",
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}",
     );

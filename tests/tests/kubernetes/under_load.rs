@@ -4,33 +4,33 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, kubectl, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, program_image, stdout_of};
 use leno_tests::eventually;
 use serde_json::Value;
 
 /// A Pod that sends requests at a constant rate until it is stopped.
-pub(crate) struct Load<'a> {
-    namespace: &'a Namespace,
+pub(crate) struct LoadPod<'a> {
+    namespace: &'a TestNamespace,
     began: Instant,
 }
 
-impl<'a> Load<'a> {
-    pub(crate) fn start(namespace: &'a Namespace, url: &str) -> Self {
+impl<'a> LoadPod<'a> {
+    pub(crate) fn start(namespace: &'a TestNamespace, url: &str) -> Self {
         Self::start_load(namespace, url, &node_names()[0], "")
     }
 
     /// As [`Self::start`], on a node other than this one.
-    pub(crate) fn away_from(namespace: &'a Namespace, url: &str, node: &str) -> Self {
+    pub(crate) fn away_from(namespace: &'a TestNamespace, url: &str, node: &str) -> Self {
         let other = node_names().into_iter().find(|it| it != node).expect("there is another node");
         Self::start_load(namespace, url, &other, "")
     }
 
     /// As [`Self::start`], with a new connection for each request.
-    pub(crate) fn of_connections(namespace: &'a Namespace, url: &str) -> Self {
+    pub(crate) fn of_connections(namespace: &'a TestNamespace, url: &str) -> Self {
         Self::start_load(namespace, url, &node_names()[0], ", --disable-keepalive")
     }
 
-    fn start_load(namespace: &'a Namespace, url: &str, node: &str, more: &str) -> Self {
+    fn start_load(namespace: &'a TestNamespace, url: &str, node: &str, more: &str) -> Self {
         let image = program_image();
         let mark = namespace.name();
         namespace.apply_manifests(&format!(
@@ -101,8 +101,8 @@ pub(crate) fn node_names() -> Vec<String> {
     nodes
 }
 
-pub(crate) fn start_servers(what: &str) -> Namespace {
-    let namespace = Namespace::new(what, Injection::Enabled);
+pub(crate) fn start_servers(what: &str) -> TestNamespace {
+    let namespace = TestNamespace::new(what, SidecarInjection::Enabled);
     namespace.http_server("server", 2);
     namespace.wait_ready();
     namespace
@@ -112,7 +112,7 @@ pub(crate) fn start_servers(what: &str) -> Namespace {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_rolling_restart_fails_no_request() {
     let namespace = start_servers("rolling");
-    let load = Load::start(&namespace, "http://server/");
+    let load = LoadPod::start(&namespace, "http://server/");
     stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
     stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{Injection, Namespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
 use leno_tests::eventually;
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_job_with_a_sidecar_completes() {
-    let namespace = Namespace::new("job", Injection::Enabled);
+    let namespace = TestNamespace::new("job", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.wait_ready();
     namespace.apply_manifests(
@@ -44,7 +44,7 @@ spec:
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn probes_are_those_of_the_application() {
-    let namespace = Namespace::new("probes", Injection::Enabled);
+    let namespace = TestNamespace::new("probes", SidecarInjection::Enabled);
     let pod = |name: &str, probe: &str| {
         format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: app, \
@@ -84,7 +84,7 @@ fn probes_are_those_of_the_application() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn probes_of_every_container_are_made_by_https_too() {
-    let namespace = Namespace::new("both-probed", Injection::Enabled);
+    let namespace = TestNamespace::new("both-probed", SidecarInjection::Enabled);
     let container = |name: &str, port: u16, rest: &str, probe: &str| {
         format!(
             "{{name: {name}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http, -listen, ':{port}'{rest}], \
@@ -131,7 +131,7 @@ fn probes_of_every_container_are_made_by_https_too() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_sidecar_has_the_resources_that_are_asked_for() {
-    let namespace = Namespace::with_metadata(
+    let namespace = TestNamespace::with_metadata(
         "sized",
         "labels: {leno.dev/injection: enabled}, \
          annotations: {flomesh.io/sidecar-resource-requests-cpu: 20m, leno.dev/sidecar-resource-limits-cpu: 300m}",

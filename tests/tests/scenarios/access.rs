@@ -4,12 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest, server_of};
-use leno_tests::{Application, Connection, Mesh, Response, eventually, free_port, get};
+use leno_tests::{Response, TestApplication, TestConnection, TestMesh, eventually, free_port, get};
 
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
-    stock: Application,
+    stock: TestApplication,
 }
 
 /// Returns the mesh settings; `more` are further fields.
@@ -29,9 +29,9 @@ fn shop_manifests(config: &str, stock: &str, port: u16, listener: u16) -> String
 impl Shop {
     /// Starts a mesh that denies by default, in which no policy allows `web` to call `stock`.
     fn start_strict() -> Self {
-        let stock = Application::start_echo();
+        let stock = TestApplication::start_echo();
         let (port, listener) = (stock.port(), free_port());
-        let mesh = Mesh::up(&shop_manifests(&mesh_settings("deny", ""), "", port, listener));
+        let mesh = TestMesh::up(&shop_manifests(&mesh_settings("deny", ""), "", port, listener));
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
@@ -79,7 +79,7 @@ fn audit_counts_what_strict_would_deny_until_it_is_strict() {
     shop.wait_for_response("/items", (200, None));
     let before = shop.audited_denials("denied");
     assert!(before >= 1.0, "{before}");
-    let mut connection = Connection::open(shop.listener).unwrap();
+    let mut connection = TestConnection::open(shop.listener).unwrap();
     for _ in 0..5 {
         assert_eq!(connection.get("/items").unwrap().status, 200);
     }
@@ -115,7 +115,7 @@ spec:
     let admin = "{name: admin, requests: [{path: {value: /items/admin}}]}";
     shop.mesh.write("policy.yaml", &policy(admin));
     shop.wait_for_response("/items/1", (200, None));
-    let mut connection = Connection::open(shop.listener).unwrap();
+    let mut connection = TestConnection::open(shop.listener).unwrap();
     for (path, status, reason) in [
         ("/items/1", 200, None),
         ("/items/admin", 403, Some("denied-by-policy")),
@@ -141,15 +141,15 @@ spec:
 
 #[test]
 fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let listener = free_port();
     let tcp = server_of("stock", stock.port(), "TCP", &[]);
     let mesh =
         [mesh_settings("allow", ""), tcp, client_manifest("web", &[], &[("stock", listener)])]
             .concat();
-    let mesh = Mesh::up(&mesh);
+    let mesh = TestMesh::up(&mesh);
     let mut connection =
-        Connection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, listener))).unwrap();
+        TestConnection::open(SocketAddr::from((Ipv4Addr::LOCALHOST, listener))).unwrap();
     assert_eq!(connection.get("/items").unwrap().status, 200);
     let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
                   metadata: {name: guard, namespace: shop}\n\

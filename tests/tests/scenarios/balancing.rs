@@ -6,12 +6,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
+use leno_tests::{TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port};
 
 /// `stock` with four instances that respond with their number, and an outbound listener for it.
 struct Shop {
-    mesh: Mesh,
-    instances: Vec<Application>,
+    mesh: TestMesh,
+    instances: Vec<TestApplication>,
     listener: u16,
 }
 
@@ -27,8 +27,9 @@ spec: {{serviceAccount: stock, ports: [{{name: main, port: {port}, protocol: HTT
 }
 
 fn start_shop(policy: &str) -> Shop {
-    let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
-    let instances: Vec<Application> = (0..4).map(answer).collect();
+    let answer =
+        |number: usize| TestApplication::start(move |_| TestAnswer::ok(number.to_string()));
+    let instances: Vec<TestApplication> = (0..4).map(answer).collect();
     let listener = free_port();
     let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("stock", listener)]);
     for (number, application) in instances.iter().enumerate() {
@@ -45,18 +46,18 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
          metadata: {{name: stock, namespace: shop}}\nspec:\n  targetRefs: [{{name: stock}}]\n{policy}"
     );
     write!(manifests, "{service}{policy}").expect("writing to a String never fails");
-    Shop { mesh: Mesh::up(&manifests), instances, listener }
+    Shop { mesh: TestMesh::up(&manifests), instances, listener }
 }
 
 impl Shop {
     /// Opens a connection to the listener: its requests are handled by one data thread.
-    fn open_connection(&self) -> Connection {
+    fn open_connection(&self) -> TestConnection {
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, self.listener));
-        Connection::open(listener).expect("the listener is open")
+        TestConnection::open(listener).expect("the listener is open")
     }
 
     /// Returns the instance that serves a user.
-    fn serving_instance(&self, connection: &mut Connection, user: usize) -> String {
+    fn serving_instance(&self, connection: &mut TestConnection, user: usize) -> String {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\ncookie: a=b; user=u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
         let answer = connection.receive_response().expect("it is answered");

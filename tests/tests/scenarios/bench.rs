@@ -10,7 +10,9 @@ mod java;
 
 use std::time::Duration;
 
-use leno_tests::{Part, Program, Shown, child_processes, eventually, is_running, leno_command};
+use leno_tests::{
+    PagePart, RenderedPage, TestProgram, child_processes, eventually, is_running, leno_command,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -80,7 +82,7 @@ fn every_contender_gets_every_figure() {
 }
 
 #[test]
-fn what_is_not_installed_is_named_with_its_remedy() {
+fn missing_contenders_are_named_with_a_hint() {
     let home = tempfile::tempdir().unwrap();
     let (report, _) = run_bench(&home, &["sidecar", "--contenders", "none,envoy"]);
     if report["cases"][0]["contenders"]["envoy"].is_object() {
@@ -161,13 +163,13 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
     let text = std::fs::read_to_string(&page).unwrap();
     let outside = ["src=", "href=\"http", "@import", "<script"];
     assert!(!outside.iter().any(|part| text.contains(part)), "the page is complete in itself");
-    let shown = Shown::open_page(&page, home.path());
+    let shown = RenderedPage::open_page(&page, home.path());
     for part in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
         assert!(shown.document.contains(part), "{part} is missing in {}", shown.document);
     }
     let large = |tag: &str| {
         let parts = shown.parts.iter().filter(|part| part.tag == tag);
-        let large: Vec<&Part> =
+        let large: Vec<&PagePart> =
             parts.filter(|part| part.width >= 300 && part.height >= 60).collect();
         for part in &large {
             assert!(shown.count_colors(part) >= COLOURS_MIN, "nothing is to be seen of {part:?}");
@@ -182,7 +184,7 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
 fn nothing_is_left_running_when_it_is_interrupted() {
     let mut command = leno_command();
     command.args(["bench", "sidecar", "--contenders", "leno", "--duration", "60s"]);
-    let mut bench = Program::start("leno bench", &mut command);
+    let mut bench = TestProgram::start("leno bench", &mut command);
     bench.wait_for_line("leno, repeat 1", MAX_WAIT);
     // Control plane, two sidecars, backend and load generator.
     let (started, _) = eventually("everything runs", MAX_WAIT, || {

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use leno_tests::{Mesh, leno_command};
+use leno_tests::{TestMesh, leno_command};
 
 #[test]
-fn a_report_holds_what_the_mesh_says_and_no_secret() {
+fn a_report_contains_the_state_of_the_mesh_and_no_secret() {
     let manifests = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: one, namespace: shop, labels: {app: one, api-token: swordfish}}
 spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
 ";
-    let mesh = Mesh::up(manifests);
+    let mesh = TestMesh::up(manifests);
     let report = mesh.data_directory().with_file_name("report.tar.gz");
     let output = run_bug_report(&mesh, &report);
     assert!(output.status.success(), "{output:?}");
@@ -53,7 +53,7 @@ fn a_report_without_a_control_plane_says_so_and_fails() {
     assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));
 }
 
-fn run_bug_report(mesh: &Mesh, report: &Path) -> Output {
+fn run_bug_report(mesh: &TestMesh, report: &Path) -> Output {
     let mut command = leno_command();
     command.args(["bug-report", "--data"]).arg(mesh.data_directory()).arg("--out").arg(report);
     command.output().unwrap()

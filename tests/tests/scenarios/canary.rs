@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port, get, leno_command};
+use leno_tests::{
+    TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port, get, leno_command,
+};
 use serde_json::Value;
 
 /// The service `api` with a route to `api-v1` and `api-v2`, each with its own instances.
 struct Canary {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
 }
 
@@ -64,7 +66,7 @@ fn policy_manifest(kind: &str, target: &str, spec: &str) -> String {
 }
 
 /// Starts the mesh; `instances` has the version and application of each instance.
-fn start_canary(instances: &[(&str, &Application)], route: &str, policies: &str) -> Canary {
+fn start_canary(instances: &[(&str, &TestApplication)], route: &str, policies: &str) -> Canary {
     let listener = free_port();
     let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("api", listener)]);
     for (number, (version, application)) in instances.iter().enumerate() {
@@ -80,7 +82,7 @@ fn start_canary(instances: &[(&str, &Application)], route: &str, policies: &str)
     manifests += &service_manifest("api", "app: api");
     manifests += &service_manifest("api-v1", "app: api, version: v1");
     manifests += &service_manifest("api-v2", "app: api, version: v2");
-    let mesh = Mesh::up(&(manifests + route + policies));
+    let mesh = TestMesh::up(&(manifests + route + policies));
     Canary { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)) }
 }
 
@@ -92,10 +94,10 @@ impl Canary {
     }
 
     /// Starts a request that an application holds; `received` counts the requests that reach one.
-    fn hold_request(&self, received: impl Fn() -> usize) -> Connection {
+    fn hold_request(&self, received: impl Fn() -> usize) -> TestConnection {
         let before = received();
         eventually("a request is held", MAX_WAIT, || {
-            let mut connection = Connection::open(self.listener).expect("the listener is open");
+            let mut connection = TestConnection::open(self.listener).expect("the listener is open");
             let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
             connection.send(request).expect("it takes a request");
             while received() == before {
@@ -136,14 +138,14 @@ impl Canary {
 }
 
 /// Returns an application that responds except to `/hold`, and its request counter.
-fn start_holding() -> (Application, Arc<AtomicUsize>) {
+fn start_holding() -> (TestApplication, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
-    let application = Application::start(move |request| {
+    let application = TestApplication::start(move |request| {
         counted.fetch_add(1, Ordering::SeqCst);
         match request.method_and_target().1 {
-            "/hold" => Answer::Silence,
-            _ => Answer::ok("ok"),
+            "/hold" => TestAnswer::Silence,
+            _ => TestAnswer::ok("ok"),
         }
     });
     (application, count)
@@ -201,9 +203,9 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
     let (v2, _) = (start_holding().0, ());
     let failed = Arc::new(AtomicUsize::new(0));
     let count = failed.clone();
-    let broken = Application::start(move |_| {
+    let broken = TestApplication::start(move |_| {
         count.fetch_add(1, Ordering::SeqCst);
-        Answer::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
+        TestAnswer::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
     });
     let (well, _) = start_holding();
     let policies = [
@@ -217,7 +219,7 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
     let instances = [("v1", &broken), ("v1", &well), ("v2", &v2)];
     let canary = start_canary(&instances, &route_manifest("HTTPRoute", &BOTH), &policies.concat());
     // One connection uses one data thread, which has its own counters.
-    let mut connection = Connection::open(canary.listener).expect("the listener is open");
+    let mut connection = TestConnection::open(canary.listener).expect("the listener is open");
     let statuses: Vec<u16> =
         (0..200).map(|_| connection.get("/").expect("it is answered").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
@@ -229,14 +231,16 @@ fn outlier_detection_of_the_called_service_ejects_after_exactly_so_many_failures
 
 #[test]
 fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backend() {
-    let answer = |number: usize| Application::start(move |_| Answer::ok(number.to_string()));
-    let applications: Vec<Application> = (0..3).map(answer).collect();
+    let answer =
+        |number: usize| TestApplication::start(move |_| TestAnswer::ok(number.to_string()));
+    let applications: Vec<TestApplication> = (0..3).map(answer).collect();
     let balancing =
         policy_manifest("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
-    let instances: Vec<(&str, &Application)> = applications.iter().map(|it| ("v1", it)).collect();
+    let instances: Vec<(&str, &TestApplication)> =
+        applications.iter().map(|it| ("v1", it)).collect();
     let canary =
         start_canary(&instances, &route_manifest("HTTPRoute", &[("api-v1", 1)]), &balancing);
-    let mut connection = Connection::open(canary.listener).expect("the listener is open");
+    let mut connection = TestConnection::open(canary.listener).expect("the listener is open");
     let mut serves = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
         connection.send(request).expect("it takes a request");
@@ -259,7 +263,7 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
 
 #[test]
 fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
-    let mute = Application::start(|_| Answer::Silence);
+    let mute = TestApplication::start(|_| TestAnswer::Silence);
     let (well, _) = start_holding();
     let hedging = policy_manifest("Hedging", "api", "after: 50ms");
     let route = route_manifest("HTTPRoute", &[("api-v1", 1)]);

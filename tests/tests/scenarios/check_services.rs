@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
 use leno_tests::{
-    Answer, Application, Mesh, Program, Response, check_service, eventually, exchange_bytes,
-    free_port,
+    Response, TestAnswer, TestApplication, TestMesh, TestProgram, check_service, eventually,
+    exchange_bytes, free_port,
 };
 
 fn loopback_address(port: u16) -> SocketAddr {
@@ -22,10 +22,10 @@ fn send_request(listener: SocketAddr, fields: &str) -> Option<Response> {
 }
 
 /// Returns an application that responds with the headers added by the authorization service.
-fn start_stock() -> Application {
-    Application::start(|request| {
+fn start_stock() -> TestApplication {
+    TestApplication::start(|request| {
         let (output, key) = (request.first_header("x-told"), request.first_header("x-key"));
-        Answer::ok(format!("{} {}", output.unwrap_or("nobody"), key.unwrap_or("no key")))
+        TestAnswer::ok(format!("{} {}", output.unwrap_or("nobody"), key.unwrap_or("no key")))
     })
 }
 
@@ -51,7 +51,7 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
         client_manifest("web", &[], &[("stock", listener)]),
         authorization_manifest("inside", "service: {name: authorizer, port: 9080}"),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     let keyed = "x-key: open sesame\r\n";
     let decided = |rule: &str| {
@@ -104,11 +104,11 @@ fn an_authorization_service_of_the_mesh_and_one_outside_decide() {
 #[test]
 #[ignore = "takes programs of Go that ./test check-services builds"]
 fn an_authorization_service_sees_bodies() {
-    let stock = Application::start(|request| Answer::ok(request.body.clone()));
+    let stock = TestApplication::start(|request| TestAnswer::ok(request.body.clone()));
     let (listener, port) = (free_port(), free_port());
     let at = format!("127.0.0.1:{port}");
     let authorizer =
-        Program::start("authorizer", Command::new(check_service("authorizer")).arg(&at));
+        TestProgram::start("authorizer", Command::new(check_service("authorizer")).arg(&at));
     authorizer.wait_for_line("listening at", MAX_WAIT);
     let by = format!("url: \"http://{at}\"");
     let manifests = [
@@ -116,7 +116,7 @@ fn an_authorization_service_sees_bodies() {
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let post = |body: &str| {
         let request = format!(
             "POST /items HTTP/1.1\r\nhost: stock\r\nconnection: close\r\nx-key: open sesame\r\n\
@@ -159,11 +159,11 @@ descriptors:
 ";
 
 /// Starts a rate limit service with its own Redis.
-fn start_rate_limiter(directory: &Path) -> (Program, Program, u16) {
+fn start_rate_limiter(directory: &Path) -> (TestProgram, TestProgram, u16) {
     let (redis, grpc) = (free_port(), free_port());
     let mut command = Command::new("redis-server");
     command.args(["--port", &redis.to_string(), "--save", ""]).current_dir(directory);
-    let store = Program::start("redis", &mut command);
+    let store = TestProgram::start("redis", &mut command);
     store.wait_for_line("Ready to accept connections", MAX_WAIT);
     let limits = directory.join("limits/config");
     std::fs::create_dir_all(&limits).expect("a folder");
@@ -185,7 +185,7 @@ fn start_rate_limiter(directory: &Path) -> (Program, Program, u16) {
         .env("RUNTIME_WATCH_ROOT", "false")
         .env("USE_STATSD", "false")
         .env("LOG_LEVEL", "info");
-    let service = Program::start("ratelimit", &mut command);
+    let service = TestProgram::start("ratelimit", &mut command);
     eventually("the service listens", MAX_WAIT, || {
         std::net::TcpStream::connect(loopback_address(grpc)).ok()
     });
@@ -214,7 +214,7 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
         client_manifest("app", &[], &[("one", listeners[2])]),
         limit,
     ];
-    let _mesh = Mesh::up(&manifests.concat());
+    let _mesh = TestMesh::up(&manifests.concat());
     let [to_one, to_two, of_app] = listeners.map(loopback_address);
     // Another client's response shows that the service has loaded its limits.
     let (first, _) = eventually("another client is let in", MAX_WAIT, || {

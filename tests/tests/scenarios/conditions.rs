@@ -4,14 +4,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, Answer, Application, ControlPlane, Mesh, Program, Proxy, eventually, exchange_bytes,
-    free_port, get, get_page, ratings_manifests,
+    AdminPage, ControlProgram, SidecarProgram, TestAnswer, TestApplication, TestMesh, TestProgram,
+    eventually, exchange_bytes, free_port, get, get_page, ratings_manifests,
 };
 
 use crate::seeing::run_browser;
 
 /// Returns the exit code and output of a command.
-fn run_command(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
+fn run_command(mesh: &TestMesh, arguments: &[&str]) -> (Option<i32>, String) {
     let output = mesh.run_leno(arguments);
     let text = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8_lossy(&text).into_owned())
@@ -32,7 +32,8 @@ fn other_client(listener: u16) -> String {
 /// Other programs use the port of a listener, and the port of an application.
 #[test]
 fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
-    let (foreign_listener, foreign) = (Application::start_echo(), Application::start_echo());
+    let (foreign_listener, foreign) =
+        (TestApplication::start_echo(), TestApplication::start_echo());
     let port = foreign.port();
     // It loads only one module, so it exits immediately while the port is in use, even on a busy machine.
     let program = format!(
@@ -43,7 +44,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     let command = format!("[\"python3\", \"-I\", \"-S\", \"-c\", \"{program}\"]");
     let listener = free_port();
     let manifests = ratings_manifests(&command, port, foreign_listener.port(), "allow");
-    let mesh = Mesh::up(&format!("{manifests}{}", other_client(listener)));
+    let mesh = TestMesh::up(&format!("{manifests}{}", other_client(listener)));
     let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
     assert!(
         first.contains("but 1 listener is closed and 1 application does not stay up"),
@@ -93,7 +94,7 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
 }
 
 /// Checks that the page has the findings of `leno status`.
-fn the_page_shows_the_same_findings(mesh: &Mesh) {
+fn the_page_shows_the_same_findings(mesh: &TestMesh) {
     let page = mesh.get_json("status")["page"].as_str().expect("it has a page").to_owned();
     let address: SocketAddr =
         page.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
@@ -117,9 +118,9 @@ fn the_page_shows_the_same_findings(mesh: &Mesh) {
 /// Another process binds the port while the application runs and does not listen yet.
 #[test]
 fn a_port_that_another_process_took_first_is_not_forwarded_to() {
-    let foreign = Application::start_echo();
+    let foreign = TestApplication::start_echo();
     let (port, listener) = (foreign.port(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "allow"));
+    let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "allow"));
     let status = |text: &str| text.contains(&format!("port {port} of the application"));
     eventually("the port is known to be taken", Duration::from_secs(20), || {
         let (code, text) = run_command(&mesh, &["status"]);
@@ -163,13 +164,17 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
         ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
     };
     let run = [vec!["python3".to_owned()], words("own").to_vec()].concat();
-    let mesh =
-        Mesh::up(&ratings_manifests(&serde_json::json!(run).to_string(), port, listener, "allow"));
+    let mesh = TestMesh::up(&ratings_manifests(
+        &serde_json::json!(run).to_string(),
+        port,
+        listener,
+        "allow",
+    ));
     eventually("the application answers", Duration::from_secs(60), || {
         get(loopback_address(listener), "/").ok().filter(|it| it.body == b"own").map(drop)
     });
     let mut other = std::process::Command::new("python3");
-    let _other = Program::start("another process", other.args(words("other")));
+    let _other = TestProgram::start("another process", other.args(words("other")));
     eventually("status names the port", Duration::from_secs(60), || {
         let (code, text) = run_command(&mesh, &["status"]);
         (code == Some(1) && text.contains(&format!("port {port} of the application"))).then_some(())
@@ -184,7 +189,7 @@ fn a_port_that_another_process_shares_is_not_forwarded_to() {
 #[test]
 fn a_request_waits_once_for_an_application_that_does_not_listen() {
     let listener = free_port();
-    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", free_port(), listener, "allow"));
+    let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", free_port(), listener, "allow"));
     let response = get(loopback_address(listener), "/").unwrap();
     assert_eq!((response.status, response.rejection_reason()), (503, Some("connect-failed")));
     let client = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/client-1").unwrap();
@@ -197,7 +202,7 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
 #[test]
 fn an_application_that_never_listens_is_a_finding_without_a_request() {
     let port = free_port();
-    let mesh = Mesh::up(&ratings_manifests("[sleep, \"600\"]", port, free_port(), "allow"));
+    let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", port, free_port(), "allow"));
     let silent =
         format!("port {port} of the application is not served: no process listens on the port");
     eventually("status names the port", Duration::from_secs(40), || {
@@ -216,16 +221,16 @@ fn an_application_that_never_listens_is_a_finding_without_a_request() {
 
 #[test]
 fn an_open_circuit_is_listed_and_a_finding() {
-    let application = Application::start(|_| {
+    let application = TestApplication::start(|_| {
         let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
-        Answer::Bytes(head.as_bytes().to_vec())
+        TestAnswer::Bytes(head.as_bytes().to_vec())
     });
     let listener = free_port();
     let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
                    metadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutiveFailures: 3, openDuration: 60s}}\n";
     let manifests = ratings_manifests("", application.port(), listener, "allow");
-    let mesh = Mesh::up(&format!("{manifests}{breaker}"));
+    let mesh = TestMesh::up(&format!("{manifests}{breaker}"));
     assert_eq!(run_command(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
     eventually("the circuit opens", Duration::from_secs(20), || {
         let response = get(loopback_address(listener), "/").unwrap();
@@ -243,9 +248,9 @@ fn an_open_circuit_is_listed_and_a_finding() {
 
 #[test]
 fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
-    let application = Application::start_echo();
+    let application = TestApplication::start_echo();
     let (listener, other) = (free_port(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
+    let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     eventually("the client answers", Duration::from_secs(20), || {
         get(loopback_address(listener), "/").ok().filter(|response| response.status == 200)
     });
@@ -274,7 +279,7 @@ fn state_that_a_sidecar_cannot_write_is_a_finding_until_it_can() {
 fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let listener = free_port();
     let manifests = ratings_manifests("", free_port(), listener, "allow");
-    let control = ControlPlane::start(&manifests, &[]);
+    let control = ControlProgram::start(&manifests, &[]);
     let said = |arguments: &[&str]| {
         let output = control.run_leno(arguments);
         let text = [output.stdout, output.stderr].concat();
@@ -284,13 +289,15 @@ fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let used = control.data_directory().join("used.token");
     std::fs::copy(&token, &used).unwrap();
     let state = tempfile::tempdir().unwrap();
-    let first = Proxy::start_unready("bookinfo/client-1", &token, &state.path().join("one"), &[]);
+    let first =
+        SidecarProgram::start_unready("bookinfo/client-1", &token, &state.path().join("one"), &[]);
     eventually("the first one joins", Duration::from_secs(30), || {
         let proxies = control.get_json("proxies");
         (proxies.as_array()?.len() == 1).then_some(())
     });
     drop(first);
-    let _second = Proxy::start_unready("bookinfo/client-1", &used, &state.path().join("two"), &[]);
+    let _second =
+        SidecarProgram::start_unready("bookinfo/client-1", &used, &state.path().join("two"), &[]);
     eventually("status names the join", Duration::from_secs(30), || {
         let (code, text) = said(&["status"]);
         (code == Some(1) && text.contains("bookinfo/client-1: a joining sidecar is rejected"))

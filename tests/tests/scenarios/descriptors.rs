@@ -8,16 +8,16 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Application, Mesh, eventually, free_port, get_page};
+use leno_tests::{TestApplication, TestMesh, eventually, free_port, get_page};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 /// A process without a free descriptor until this is dropped.
-struct Exhausted {
+struct ExhaustedDescriptors {
     pid: u32,
-    former: Rlimit,
+    previous_limit: Rlimit,
 }
 
-impl Exhausted {
+impl ExhaustedDescriptors {
     /// Limits the process to its current descriptors: a new one would get the lowest free number, which is the
     /// limit.
     fn new(pid: u32) -> Self {
@@ -29,8 +29,9 @@ impl Exhausted {
         let files = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
         let upper = files.and_then(|files| files.split_whitespace().nth(1)?.parse().ok());
         let limit = Rlimit { current: Some(lowest), maximum: upper };
-        let former = prlimit(pid_of(pid), Resource::Nofile, limit).expect("its limit can be set");
-        Self { pid, former }
+        let previous_limit =
+            prlimit(pid_of(pid), Resource::Nofile, limit).expect("its limit can be set");
+        Self { pid, previous_limit }
     }
 }
 
@@ -38,9 +39,10 @@ fn pid_of(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).expect("a pid"))
 }
 
-impl Drop for Exhausted {
+impl Drop for ExhaustedDescriptors {
     fn drop(&mut self) {
-        prlimit(pid_of(self.pid), Resource::Nofile, self.former).expect("its limit can be set");
+        prlimit(pid_of(self.pid), Resource::Nofile, self.previous_limit)
+            .expect("its limit can be set");
     }
 }
 
@@ -76,16 +78,16 @@ fn measure_waiting(pid: u32, address: SocketAddr) -> f64 {
 
 #[test]
 fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let manifests = [
         mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", free_port())]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let sidecar = mesh.sidecar("shop/stock-1");
     for address in [sidecar.admin, sidecar.inbound.expect("it has a port"), sidecar.proxy] {
-        let exhausted = Exhausted::new(sidecar.pid);
+        let exhausted = ExhaustedDescriptors::new(sidecar.pid);
         let share = measure_waiting(sidecar.pid, address);
         assert!(share < 0.3, "{address}: {share} of a core");
         drop(exhausted);
@@ -95,7 +97,7 @@ fn a_process_without_descriptors_waits_and_goes_on_when_there_are_some() {
     }
     let control = mesh.up.pid();
     let socket = mesh.data_directory().join("control.sock");
-    let exhausted = Exhausted::new(control);
+    let exhausted = ExhaustedDescriptors::new(control);
     let mut waiting: Vec<UnixStream> =
         (0..40).map_while(|_| UnixStream::connect(&socket).ok()).collect();
     let last = waiting.last_mut().expect("the socket is there");

@@ -2,7 +2,9 @@
 
 use std::process::Output;
 
-use leno_tests::{ControlPlane, Mesh, Proxy, exchange_bytes, leno_command, signal_pid};
+use leno_tests::{
+    ControlProgram, SidecarProgram, TestMesh, exchange_bytes, leno_command, signal_pid,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -27,7 +29,7 @@ metadata: {name: nobody, namespace: shop}
 spec: {selector: {app: nobody}, ports: [{port: 80}]}
 ";
 
-fn run_diagnose(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
+fn run_diagnose(mesh: &TestMesh, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = leno_command();
     command.arg("diagnose").args(arguments).arg("--data").arg(mesh.data_directory());
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -36,7 +38,7 @@ fn run_diagnose(mesh: &Mesh, arguments: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn the_step_that_fails_is_named() {
-    let mesh = Mesh::up(MANIFESTS);
+    let mesh = TestMesh::up(MANIFESTS);
     let (code, said) = run_diagnose(&mesh, &["shop/cart-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(1), "{said}");
     for line in [
@@ -74,7 +76,7 @@ spec: {serviceAccount: web, ports: [{port: 9081}]}
 
 #[test]
 fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
-    let mesh = Mesh::up(&format!("{MANIFESTS}---\n{CALLER}"));
+    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}"));
     let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(0), "{said}");
     let proxies = mesh.get_json("proxies");
@@ -91,13 +93,13 @@ fn a_sidecar_that_does_not_answer_is_found_by_the_one_that_calls_it() {
 }
 
 #[test]
-fn what_policies_say_of_a_request_is_reported() {
+fn policy_decisions_are_part_of_a_diagnosis() {
     let strict = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
 spec: {defaultPolicy: deny}
 ";
-    let mesh = Mesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{strict}"));
+    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{strict}"));
     let (code, said) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(1), "{said}");
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
@@ -108,7 +110,7 @@ spec: {defaultPolicy: deny}
 }
 
 /// Returns the subscriptions of a workload's sidecar.
-fn names_of(control: &ControlPlane, workload: &str) -> Vec<String> {
+fn names_of(control: &ControlProgram, workload: &str) -> Vec<String> {
     let proxies = control.get_json("proxies");
     let of_workload = |proxy: &&Value| proxy["workload"] == workload;
     let proxy = proxies.as_array().unwrap().iter().find(of_workload);
@@ -119,8 +121,8 @@ fn names_of(control: &ControlPlane, workload: &str) -> Vec<String> {
 
 #[test]
 fn a_mistyped_host_name_is_no_failure_of_the_mesh_and_is_forgotten_by_a_restart() {
-    let control = ControlPlane::start(CALLER, &[]);
-    let mut web = Proxy::join(&control, "shop/web-1", &["--http-proxy", "127.0.0.1:0"]);
+    let control = ControlProgram::start(CALLER, &[]);
+    let mut web = SidecarProgram::join(&control, "shop/web-1", &["--http-proxy", "127.0.0.1:0"]);
     let request =
         "GET http://typo.shop:9080/ HTTP/1.1\r\nhost: typo.shop:9080\r\nconnection: close\r\n\r\n";
     let answer = exchange_bytes(web.page.http_proxy(), request).unwrap();
@@ -163,7 +165,7 @@ const KEYS: &str = r#"{"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "use":
 #[test]
 fn a_policy_without_keys_is_a_finding_until_they_are_there() {
     let service = MANIFESTS.split("---\n").take(2).collect::<Vec<_>>().join("---\n");
-    let mesh = Mesh::up(&format!("{service}{TOKENS}"));
+    let mesh = TestMesh::up(&format!("{service}{TOKENS}"));
     let max_wait = std::time::Duration::from_secs(60);
     let status = || {
         let done = mesh.run_leno(&["status"]);

@@ -24,23 +24,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{AdminPage, Answer, Application, Mesh, eventually, free_port, get};
+use leno_tests::{AdminPage, TestAnswer, TestApplication, TestMesh, eventually, free_port, get};
 
 /// An application in the test process that counts its requests.
-struct Counted {
-    application: Application,
+struct CountingApplication {
+    application: TestApplication,
     requests: Arc<AtomicUsize>,
 }
 
-impl Counted {
+impl CountingApplication {
     /// Starts an application that responds with the result of `answer` for the request target; `answer` may
     /// block.
     fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let requests = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&requests);
-        let application = Application::start(move |request| {
+        let application = TestApplication::start(move |request| {
             count.fetch_add(1, Ordering::SeqCst);
-            Answer::ok(answer(request.method_and_target().1))
+            TestAnswer::ok(answer(request.method_and_target().1))
         });
         Self { application, requests }
     }
@@ -63,12 +63,12 @@ impl Counted {
 /// A service `ratings` served by the test, and a workload `web` with an outbound listener for it.
 struct Shop {
     manifests: String,
-    ratings: Counted,
+    ratings: CountingApplication,
     listener: SocketAddr,
 }
 
 /// Returns the shop; `mode` is the default policy, `allow` or `deny`.
-fn start_shop(mode: &str, ratings: Counted) -> Shop {
+fn start_shop(mode: &str, ratings: CountingApplication) -> Shop {
     let port = free_port();
     let manifests = [
         mesh_config(mode),
@@ -83,7 +83,7 @@ fn loopback_address(port: u16) -> SocketAddr {
 }
 
 /// Returns the admin page of a workload's sidecar, once the sidecar is connected.
-pub(crate) fn connected_sidecar(mesh: &Mesh, workload: &str) -> AdminPage {
+pub(crate) fn connected_sidecar(mesh: &TestMesh, workload: &str) -> AdminPage {
     let look = || AdminPage::for_workload(&mesh.get_json("proxies"), workload);
     eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, look).0
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Answer, Application, Mesh, exchange_bytes, free_port, get};
+use leno_tests::{TestAnswer, TestApplication, TestMesh, exchange_bytes, free_port, get};
 
 const FAULTS: &str = "---
 apiVersion: leno.dev/v1alpha1
@@ -34,12 +34,12 @@ spec:
 ";
 
 #[test]
-fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
+fn injected_faults_delay_or_abort_requests_before_the_service() {
     let heard = Arc::new(AtomicUsize::new(0));
     let count = heard.clone();
-    let stock = Application::start(move |request| {
+    let stock = TestApplication::start(move |request| {
         count.fetch_add(1, Ordering::SeqCst);
-        Answer::ok(request.method_and_target().1)
+        TestAnswer::ok(request.method_and_target().1)
     });
     let listeners = [free_port(), free_port()];
     let manifests = [
@@ -49,7 +49,7 @@ fn requests_wait_or_are_answered_and_the_service_does_not_hear_of_it() {
         client_manifest("app", &[], &[("stock", listeners[1])]),
         FAULTS.to_owned(),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let [web, app] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let ask = |listener, path: &str| get(listener, path).expect("the listener responds");
 

@@ -7,15 +7,18 @@ mod stop;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use edge::{Edge, gateway_listener, prefix_rule, self_signed, weighted_backends, with_certificate};
-use leno_model::{
-    GatewayListener, Redirect, RouteKind, RouteRule, RuleActions, Scheme, Serves, TcpRule, TlsRule,
+use edge::{
+    TestGateway, gateway_listener, prefix_rule, self_signed, weighted_backends, with_certificate,
 };
-use leno_tests::{Connection, eventually, exchange_bytes, free_port};
+use leno_model::{
+    GatewayListener, GatewayPortRules, Redirect, RouteKind, RouteRule, RuleActions, Scheme,
+    TcpRule, TlsRule,
+};
+use leno_tests::{TestConnection, eventually, exchange_bytes, free_port};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::half_open::{Honest, measure_flood};
+use super::half_open::{LegitimateClient, measure_flood};
 
 /// Returns the rules of most listeners here.
 fn common_rules() -> Vec<RouteRule> {
@@ -51,10 +54,10 @@ fn send_request(address: SocketAddr, path: &str, more: &str) -> leno_tests::Resp
 }
 
 #[test]
-fn requests_of_external_clients_go_where_the_routes_say() {
-    let edge = Edge::start();
+fn requests_of_external_clients_follow_the_routes() {
+    let edge = TestGateway::start();
     let port = free_port();
-    edge.set_ports(vec![(port, Serves::Http(http_listeners("*.example.com")))]);
+    edge.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
     edge.is_ready();
     let at = edge.address_of_port(port);
     eventually("the sidecar is there", MAX_WAIT, || {
@@ -95,7 +98,7 @@ fn requests_of_external_clients_go_where_the_routes_say() {
 
 #[test]
 fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
-    let edge = Edge::start();
+    let edge = TestGateway::start();
     let [one, two] = [self_signed("shop.example.com"), self_signed("cart.example.com")];
     let (https, through) = (free_port(), free_port());
     let listeners = vec![
@@ -111,8 +114,8 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
         ungranted_weight: 0,
     };
     edge.set_ports(vec![
-        (https, Serves::Https(listeners.clone())),
-        (through, Serves::Passthrough(vec![passthrough.clone()])),
+        (https, GatewayPortRules::Https(listeners.clone())),
+        (through, GatewayPortRules::Passthrough(vec![passthrough.clone()])),
     ]);
     edge.is_ready();
     for (name, certificate, other) in
@@ -133,8 +136,8 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
     let three = self_signed("shop.example.com");
     let listeners = vec![with_certificate(listeners[0].clone(), &three), listeners[1].clone()];
     edge.set_ports(vec![
-        (https, Serves::Https(listeners)),
-        (through, Serves::Passthrough(vec![passthrough])),
+        (https, GatewayPortRules::Https(listeners)),
+        (through, GatewayPortRules::Passthrough(vec![passthrough])),
     ]);
     eventually("the new certificate is shown", MAX_WAIT, || {
         (edge.curl_gateway("shop.example.com", https, &three, &[]) == "200 2").then_some(())
@@ -145,9 +148,9 @@ fn sessions_end_at_the_gateway_or_go_on_by_their_server_name() {
 
 #[test]
 fn ports_come_and_go_while_connections_to_others_live_on() {
-    let edge = Edge::start();
+    let edge = TestGateway::start();
     let (http_port, tcp_port) = (free_port(), free_port());
-    let http = || (http_port, Serves::Http(http_listeners("")));
+    let http = || (http_port, GatewayPortRules::Http(http_listeners("")));
     let tcp = || {
         let rule = TcpRule {
             route: "bookinfo/route".parse().expect("a name"),
@@ -155,11 +158,11 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
             backends: weighted_backends(&[("plain", 1)]),
             ungranted_weight: 0,
         };
-        (tcp_port, Serves::Tcp(rule))
+        (tcp_port, GatewayPortRules::Tcp(rule))
     };
     edge.set_ports(vec![http()]);
     edge.is_ready();
-    let mut lasting = Connection::open(edge.address_of_port(http_port)).expect("a connection");
+    let mut lasting = TestConnection::open(edge.address_of_port(http_port)).expect("a connection");
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
     let mut goes_on = || {
         lasting.send(request).expect("it is there");
@@ -167,7 +170,7 @@ fn ports_come_and_go_while_connections_to_others_live_on() {
     };
     goes_on();
     let status = |port| {
-        let mut connection = Connection::open(edge.address_of_port(port)).ok()?;
+        let mut connection = TestConnection::open(edge.address_of_port(port)).ok()?;
         connection.get("/").ok().map(|answer| answer.status)
     };
     assert_eq!(status(tcp_port), None, "closed");
@@ -185,10 +188,10 @@ const MAX_WAIT: Duration = Duration::from_secs(20);
 #[test]
 #[ignore = "takes two minutes; run by hand to measure: half_open"]
 fn honest_clients_of_a_gateway_during_a_flood() {
-    let edge = Edge::start();
+    let edge = TestGateway::start();
     let (port, shown) = (free_port(), self_signed("shop.example.com"));
     let listener = gateway_listener("https", "", "shop.example.com", common_rules());
-    edge.set_ports(vec![(port, Serves::Https(vec![with_certificate(listener, &shown)]))]);
+    edge.set_ports(vec![(port, GatewayPortRules::Https(vec![with_certificate(listener, &shown)]))]);
     edge.is_ready();
     let mut roots = rustls::RootCertStore::empty();
     for der in CertificateDer::pem_slice_iter(shown.chain.as_bytes()) {
@@ -200,7 +203,7 @@ fn honest_clients_of_a_gateway_during_a_flood() {
         .expect("versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let honest = Honest {
+    let honest = LegitimateClient {
         address: edge.address_of_port(port),
         config: config.into(),
         name: "shop.example.com".try_into().expect("a name"),

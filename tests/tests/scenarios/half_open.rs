@@ -7,12 +7,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use leno_identity::{
-    Authority, CertificateRequest, Credential, JoinBundle, PrivateKey, Subject, client_config,
-    control_id, join_client_config, server_name,
+    Authority, CertificateRequest, CertificateSubject, Credential, JoinBundle, PrivateKey,
+    client_config, control_id, join_client_config, server_name,
 };
 use leno_model::{ServiceAccount, ServiceName, SpiffeId, TrustDomain, WorkloadName};
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Application, Mesh, free_port};
+use leno_tests::{TestApplication, TestMesh, free_port};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Stream};
 use socket2::SockRef;
@@ -21,14 +21,14 @@ use super::descriptors::cpu_ticks;
 
 /// A client of a server under attack, and its request after the handshake.
 #[derive(Clone)]
-pub(super) struct Honest {
+pub(super) struct LegitimateClient {
     pub(super) address: SocketAddr,
     pub(super) config: Arc<ClientConfig>,
     pub(super) name: ServerName<'static>,
     pub(super) request: &'static [u8],
 }
 
-impl Honest {
+impl LegitimateClient {
     /// Performs a handshake and a request, and waits for the first byte or the end.
     fn visit(&self) -> Option<Duration> {
         let start = Instant::now();
@@ -91,7 +91,7 @@ fn flood_handshakes(address: SocketAddr, sent: Vec<u8>, until: Instant) -> JoinH
 
 /// Prints one line for each kind of flood. Floods run one at a time: two would have more connections open than
 /// a process may have descriptors, and honest clients would fail for lack of one.
-pub(super) fn measure_flood(what: &str, pid: u32, honest: &Honest) {
+pub(super) fn measure_flood(what: &str, pid: u32, honest: &LegitimateClient) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let hello = honest.client_hello();
@@ -133,13 +133,13 @@ pub(super) fn measure_flood(what: &str, pid: u32, honest: &Honest) {
 #[test]
 #[ignore = "takes two minutes; run by hand to measure: half_open"]
 fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let manifests = [
         mesh_config("allow"),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", free_port())]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let sidecar = mesh.sidecar("shop/stock-1");
     let domain = TrustDomain::new("cluster.local").expect("a name");
     let directory = mesh.data_directory().join("authority");
@@ -152,12 +152,12 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request()).expect("a request");
     let (me, workload) = (id("web"), WorkloadName::new("shop", "web-1").expect("a name"));
-    let subject = Subject { id: &me, workload: Some(&workload), instance: None };
+    let subject = CertificateSubject { id: &me, workload: Some(&workload), instance: None };
     let hour = Duration::from_secs(3600);
     let issued = authority.sign(&request, subject, hour, SystemTime::now()).expect("it signs");
     let credential = Credential::new(key, issued).expect("a credential");
     let service = ServiceName::new("shop", "stock").expect("a name");
-    let honest = Honest {
+    let honest = LegitimateClient {
         address: sidecar.inbound.expect("it has a port"),
         config: client_config(&credential, &id("stock"), &[b"http/1.1"]).expect("a configuration"),
         name: server_name(&service).expect("a name"),
@@ -168,7 +168,7 @@ fn honest_clients_of_a_sidecar_and_the_control_plane_during_a_flood() {
     let bundle = JoinBundle::parse(&String::from_utf8_lossy(&token.stdout)).expect("a bundle");
     let config = join_client_config(&bundle.roots, &control_id(&domain), &[b"leno-join/1"]);
     let address = bundle.control[0];
-    let honest = Honest {
+    let honest = LegitimateClient {
         address,
         config: config.expect("a configuration"),
         name: ServerName::IpAddress(address.ip().into()),

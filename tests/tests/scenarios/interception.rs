@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{ControlPlane, Program, eventually, is_root, leno_command};
+use leno_tests::{ControlProgram, TestProgram, eventually, is_root, leno_command};
 
 /// Options for every kind of rule.
 const OPTIONS: &[&str] = &[
@@ -24,9 +24,9 @@ const OPTIONS: &[&str] = &[
 ];
 
 /// A network namespace for this test, deleted when dropped.
-struct Namespace(String);
+struct NetworkNamespace(String);
 
-impl Namespace {
+impl NetworkNamespace {
     fn new(what: &str) -> Self {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Namespace {
     }
 }
 
-impl Drop for Namespace {
+impl Drop for NetworkNamespace {
     fn drop(&mut self) {
         run_ip(&["netns", "del", &self.0]);
     }
@@ -73,11 +73,11 @@ fn run_ip(arguments: &[&str]) {
 }
 
 #[test]
-fn the_kernel_has_the_rules_that_are_shown() {
+fn the_kernel_has_the_printed_rules() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let (ours, theirs) = (Namespace::new("ours"), Namespace::new("theirs"));
+    let (ours, theirs) = (NetworkNamespace::new("ours"), NetworkNamespace::new("theirs"));
     // The second run replaces the rules of the first.
     for options in [&["--exclude-outbound-ports=26"][..], OPTIONS, OPTIONS] {
         let output = ours.run_intercept(options);
@@ -97,7 +97,7 @@ fn without_the_capability_nothing_changes() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let namespace = Namespace::new("without");
+    let namespace = NetworkNamespace::new("without");
     let output = namespace
         .namespace_command("setpriv")
         .args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"])
@@ -116,7 +116,7 @@ fn connections_go_to_the_sidecar_but_its_own() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let namespace = Namespace::new("leads");
+    let namespace = NetworkNamespace::new("leads");
     namespace.add_way_out();
     assert!(namespace.run_intercept(&["--exclude-outbound-ports=81"]).status.success());
     let script = "
@@ -144,11 +144,11 @@ print(connect(80))
 }
 
 #[test]
-fn whether_rules_are_there_can_be_found_out() {
+fn installed_rules_are_verified() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let namespace = Namespace::new("verify");
+    let namespace = NetworkNamespace::new("verify");
     namespace.add_way_out();
     let without = namespace.run_intercept(&["--verify"]);
     assert!(!without.status.success());
@@ -159,13 +159,13 @@ fn whether_rules_are_there_can_be_found_out() {
 }
 
 /// Two Pods and an unmeshed client on one network with the control plane.
-struct Pods {
+struct PodNetwork {
     subnet: u32,
     bridge: String,
     directory: tempfile::TempDir,
-    namespaces: Vec<Namespace>,
-    control: ControlPlane,
-    running: Vec<Program>,
+    namespaces: Vec<NetworkNamespace>,
+    control: ControlProgram,
+    running: Vec<TestProgram>,
 }
 
 const CLIENT: u32 = 2;
@@ -174,7 +174,7 @@ const EXTERNAL_CLIENT: u32 = 4;
 /// The user that sidecars run as.
 const SIDECAR_UID: u32 = 1500;
 
-impl Pods {
+impl PodNetwork {
     fn start_pods() -> Self {
         // Other tests of this process, and other runs, have their own.
         static MADE: AtomicU32 = AtomicU32::new(0);
@@ -188,7 +188,7 @@ impl Pods {
         let namespaces =
             places.map(|(host, what)| connected_namespace(&bridge, subnet, host, what));
         let manifests = POD_MANIFESTS.replace("10.254.0.", &format!("10.254.{subnet}."));
-        let control = ControlPlane::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
+        let control = ControlProgram::start_at(&format!("10.254.{subnet}.1:0"), &manifests, &[]);
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
         let namespaces = namespaces.into();
@@ -199,7 +199,7 @@ impl Pods {
         format!("10.254.{}.{host}", self.subnet)
     }
 
-    fn namespace_of(&self, host: u32) -> &Namespace {
+    fn namespace_of(&self, host: u32) -> &NetworkNamespace {
         &self.namespaces[(host - CLIENT) as usize]
     }
 
@@ -232,14 +232,14 @@ impl Pods {
         command.arg("--control").arg(self.control.listen_address().to_string());
         command.arg("--token-file").arg(&token).arg("--state").arg(own.join("state"));
         command.args(options);
-        self.running.push(Program::start(workload, &mut command));
+        self.running.push(TestProgram::start(workload, &mut command));
     }
 
     /// Starts a web server on the address of a Pod.
     fn start_server(&mut self, host: u32, port: u16) {
         let mut command = self.namespace_of(host).namespace_command("python3");
         command.args(["-m", "http.server", &port.to_string(), "--bind", &self.pod_address(host)]);
-        self.running.push(Program::start("application", &mut command));
+        self.running.push(TestProgram::start("application", &mut command));
     }
 
     /// Returns the response to an application in a Pod, or `reset`.
@@ -272,7 +272,7 @@ impl Pods {
     }
 }
 
-impl Drop for Pods {
+impl Drop for PodNetwork {
     fn drop(&mut self) {
         self.running.clear();
         self.namespaces.clear();
@@ -281,8 +281,8 @@ impl Drop for Pods {
 }
 
 /// Returns a namespace with an address on the bridge.
-fn connected_namespace(bridge: &str, subnet: u32, host: u32, what: &str) -> Namespace {
-    let namespace = Namespace::new(what);
+fn connected_namespace(bridge: &str, subnet: u32, host: u32, what: &str) -> NetworkNamespace {
+    let namespace = NetworkNamespace::new(what);
     let outer = format!("{bridge}-{host}");
     run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
     run_ip(&["link", "set", &outer, "master", bridge, "up"]);
@@ -314,7 +314,7 @@ fn pods_reach_each_other_by_address_and_what_is_outside() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let mut pods = Pods::start_pods();
+    let mut pods = PodNetwork::start_pods();
     pods.start_server(SERVER, 8080);
     pods.start_server(EXTERNAL_CLIENT, 8080);
     pods.start_sidecar(CLIENT, "client");

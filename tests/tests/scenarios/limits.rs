@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_of};
-use leno_tests::{Application, Connection, Mesh, eventually, exchange_bytes, free_port, get};
+use leno_tests::{
+    TestApplication, TestConnection, TestMesh, eventually, exchange_bytes, free_port, get,
+};
 
 fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
@@ -19,8 +21,8 @@ fn rate_limit(spec: &str) -> String {
 }
 
 /// Starts `stock` behind a sidecar, with outbound listeners of `web` and `app` for it.
-fn start_shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
-    let stock = Application::start_echo();
+fn start_shop(policy: &str) -> (TestMesh, TestApplication, [SocketAddr; 2]) {
+    let stock = TestApplication::start_echo();
     let listeners = [free_port(), free_port()];
     let manifests = [
         mesh_config("allow"),
@@ -29,7 +31,7 @@ fn start_shop(policy: &str) -> (Mesh, Application, [SocketAddr; 2]) {
         client_manifest("app", &[], &[("stock", listeners[1])]),
         policy.to_owned(),
     ];
-    (Mesh::up(&manifests.concat()), stock, listeners.map(loopback_address))
+    (TestMesh::up(&manifests.concat()), stock, listeners.map(loopback_address))
 }
 
 #[test]
@@ -44,7 +46,7 @@ fn each_client_gets_its_own_and_is_reported_when_there_is_more() {
     response: {body: \"too much\", headers: [{name: x-limit, value: clients}]}";
     let (mesh, _stock, [web, app]) = start_shop(&rate_limit(rules));
     let statuses = |listener: SocketAddr, path: &str| -> Vec<u16> {
-        let mut connection = Connection::open(listener).expect("the listener is open");
+        let mut connection = TestConnection::open(listener).expect("the listener is open");
         (0..8).map(|_| connection.get(path).expect("it is answered").status).collect()
     };
     for (listener, path) in [(web, "/a"), (app, "/%61"), (web, "/free")] {
@@ -113,7 +115,7 @@ spec:
 
 #[test]
 fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
@@ -121,16 +123,17 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
         client_manifest("web", &[], &[("stock", listener)]),
         rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, per: 1h}"),
     ];
-    let _mesh = Mesh::up(&manifests.concat());
-    let mut open: Vec<Connection> = Vec::new();
+    let _mesh = TestMesh::up(&manifests.concat());
+    let mut open: Vec<TestConnection> = Vec::new();
     for _ in 0..2 {
         let mut connection =
-            Connection::open(loopback_address(listener)).expect("the listener is open");
+            TestConnection::open(loopback_address(listener)).expect("the listener is open");
         assert_eq!(connection.get("/a").expect("it is carried").status, 200);
         open.push(connection);
     }
     // The reset may reach the client while it connects, sends or waits.
-    let third = Connection::open(loopback_address(listener)).and_then(|mut third| third.get("/a"));
+    let third =
+        TestConnection::open(loopback_address(listener)).and_then(|mut third| third.get("/a"));
     let ended = third.map(|answer| answer.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(ended.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{ended:?}");
@@ -139,7 +142,7 @@ fn a_tcp_connection_too_many_is_reset_and_the_others_go_on() {
     }
 }
 
-fn explain_request(mesh: &Mesh, path: &str) -> String {
+fn explain_request(mesh: &TestMesh, path: &str) -> String {
     let url = format!("http://stock:9080{path}");
     let mut command = leno_tests::leno_command();
     command.args(["explain", "request", "--from", "shop/web-1", "--url", &url, "-f"]);

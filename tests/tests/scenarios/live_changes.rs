@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, free_port, get, leno_command, ratings_manifests};
+use leno_tests::{
+    TestMesh, TestProgram, eventually, free_port, get, leno_command, ratings_manifests,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -24,14 +26,14 @@ for port in sys.argv[2:]: threading.Thread(target=S(('127.0.0.1',int(port)),H).s
 
 /// A state of the workload.
 #[derive(Debug, Clone)]
-struct State {
+struct WorkloadVariant {
     /// One for HTTP, and one for TCP.
     ports: [u16; 2],
     account: &'static str,
     word: String,
 }
 
-impl State {
+impl WorkloadVariant {
     /// Returns the manifests of a mesh with a client that has a listener for each of the ports.
     fn mesh_manifests(&self, [listener, raw_listener]: [u16; 2]) -> String {
         let [port, raw] = self.ports;
@@ -59,7 +61,7 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
     }
 
     /// Waits until requests succeed and the certificate is that of the account.
-    fn wait_for(&self, mesh: &Mesh, [listener, raw_listener]: [u16; 2]) {
+    fn wait_for(&self, mesh: &TestMesh, [listener, raw_listener]: [u16; 2]) {
         eventually(&format!("{self:?}"), MAX_WAIT, || {
             let certificates = mesh.get_json("certificates");
             let mut all = certificates.as_array()?.iter();
@@ -74,18 +76,18 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
 }
 
 /// Starts a load of 50 requests per second that runs until a signal.
-fn start_load(arguments: &[&str], listener: u16) -> Program {
+fn start_load(arguments: &[&str], listener: u16) -> TestProgram {
     let mut command = leno_command();
     command.args(["load", "--rate", "50", "-d", "1h", "--warmup", "0s", "--timeout", "60s"]);
     command
         .args(["-o", "json"])
         .args(arguments)
         .arg(format!("http://{}/", loopback_address(listener)));
-    Program::start("leno load", &mut command)
+    TestProgram::start("leno load", &mut command)
 }
 
 /// Stops a load and returns its report.
-fn stop_and_report(mut load: Program) -> Value {
+fn stop_and_report(mut load: TestProgram) -> Value {
     load.send_signal(Signal::INT);
     load.wait_for_exit(MAX_WAIT);
     let printed = load.printed_output();
@@ -99,8 +101,8 @@ fn stop_and_report(mut load: Program) -> Value {
 fn ten_changes_of_the_only_instance_fail_no_request() {
     let listeners = [free_port(), free_port()];
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
-    let mut state = State { ports: ports[0], account: "ratings", word: "0".to_owned() };
-    let mesh = Mesh::up(&state.mesh_manifests(listeners));
+    let mut state = WorkloadVariant { ports: ports[0], account: "ratings", word: "0".to_owned() };
+    let mesh = TestMesh::up(&state.mesh_manifests(listeners));
     state.wait_for(&mesh, listeners);
     let loads = [
         ("HTTP/1.1", start_load(&["-c", "100"], listeners[0])),

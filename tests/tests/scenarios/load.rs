@@ -6,7 +6,9 @@ use std::sync::{OnceLock, mpsc};
 use std::thread::park_timeout;
 use std::time::{Duration, Instant};
 
-use leno_tests::{Answer, Application, Nginx, Program, eventually, free_port, get, leno_command};
+use leno_tests::{
+    Nginx, TestAnswer, TestApplication, TestProgram, eventually, free_port, get, leno_command,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -38,10 +40,12 @@ fn an_open_loop_charges_a_stall_to_all_who_waited_and_a_closed_one_forgives_it()
 
 #[test]
 fn every_request_is_counted_by_target_status_and_kind() {
-    let server = Application::start(|request| match request.method_and_target() {
-        ("POST", "/good") if request.first_header("x-a") == Some("b") => Answer::ok(&request.body),
-        (_, "/silent") => Answer::Silence,
-        _ => Answer::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+    let server = TestApplication::start(|request| match request.method_and_target() {
+        ("POST", "/good") if request.first_header("x-a") == Some("b") => {
+            TestAnswer::ok(&request.body)
+        }
+        (_, "/silent") => TestAnswer::Silence,
+        _ => TestAnswer::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let [good, bad] = [format!("{root}/good=3"), format!("{root}/bad=1")];
@@ -70,10 +74,10 @@ fn every_request_is_counted_by_target_status_and_kind() {
 }
 
 #[test]
-fn the_exit_code_tells_success_failure_and_wrong_usage() {
-    let server = Application::start(|request| match request.method_and_target() {
-        (_, "/bad") => Answer::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
-        _ => Answer::ok("ok"),
+fn exit_codes_distinguish_success_failure_and_wrong_usage() {
+    let server = TestApplication::start(|request| match request.method_and_target() {
+        (_, "/bad") => TestAnswer::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        _ => TestAnswer::ok("ok"),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
     let bad = format!("{root}/bad");
@@ -101,7 +105,7 @@ fn the_exit_code_tells_success_failure_and_wrong_usage() {
 
 #[test]
 fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself() {
-    let server = Application::start(|_| Answer::ok("ok"));
+    let server = TestApplication::start(|_| TestAnswer::ok("ok"));
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.html");
     let url = format!("http://127.0.0.1:{}/?<b>", server.port());
@@ -141,14 +145,14 @@ fn several_rates_are_reported_one_by_one_and_the_page_needs_nothing_but_itself()
 #[test]
 fn a_signal_ends_the_run_early_with_a_report() {
     let (answered, count) = mpsc::channel();
-    let server = Application::start(move |_| {
+    let server = TestApplication::start(move |_| {
         // After this number, the receiver is gone.
         answered.send(()).ok();
-        Answer::ok("ok")
+        TestAnswer::ok("ok")
     });
     let url = format!("http://127.0.0.1:{}/", server.port());
     let run = ["load", "-c", "2", "--rate", "100", "-d", "10m", "--warmup", "0s", "-o", "csv"];
-    let mut program = Program::start("leno load", leno_command().args(run).arg(&url));
+    let mut program = TestProgram::start("leno load", leno_command().args(run).arg(&url));
     for _ in 0..20 {
         count.recv_timeout(Duration::from_secs(20)).unwrap();
     }
@@ -179,7 +183,7 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
            }}"
     ));
     let [binary, arguments @ ..] = nginx.command();
-    let _running = Program::start("nginx", Command::new(binary).args(arguments));
+    let _running = TestProgram::start("nginx", Command::new(binary).args(arguments));
     let own = ([127, 0, 0, 1], nginx.port).into();
     eventually("nginx answers", Duration::from_secs(20), || get(own, "/").ok());
     let root = format!("http://127.0.0.1:{port}");
@@ -201,15 +205,15 @@ fn http2_and_grpc_reach_a_server_that_is_not_ours() {
 }
 
 /// Returns a server that stalls for this duration, some time after its first request.
-fn standing_still_from(begin: Duration, length: Duration) -> Application {
+fn standing_still_from(begin: Duration, length: Duration) -> TestApplication {
     let first = OnceLock::new();
-    Application::start(move |_| {
+    TestApplication::start(move |_| {
         let begin = *first.get_or_init(Instant::now) + begin;
         let still = begin..begin + length;
         while still.contains(&Instant::now()) {
             park_timeout(still.end.saturating_duration_since(Instant::now()));
         }
-        Answer::ok("ok")
+        TestAnswer::ok("ok")
     })
 }
 

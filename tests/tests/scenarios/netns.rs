@@ -7,7 +7,9 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leno_tests::{Mesh, Program, eventually, free_port, get, get_page, is_root, leno_command};
+use leno_tests::{
+    TestMesh, TestProgram, eventually, free_port, get, get_page, is_root, leno_command,
+};
 
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -65,19 +67,19 @@ for length in [0, 1, 512, 1400, 9000]:
 "#;
 
 /// A mesh in network namespaces, on a subnet that no other test uses.
-struct Placed {
-    mesh: Mesh,
+struct NamespacedMesh {
+    mesh: TestMesh,
     client: Ipv4Addr,
     server: Ipv4Addr,
     echo: Ipv4Addr,
 }
 
-impl Placed {
+impl NamespacedMesh {
     fn start_mesh(excluded_port: u16) -> Self {
         let subnet = format!("{}.0.0/16", free_network());
         let excluded = excluded_port.to_string();
         let options = ["--netns", "--netns-subnet", &subnet, "--exclude-outbound-ports", &excluded];
-        let mesh = Mesh::up_with(&[MANIFESTS, UDP_ECHO].concat(), &options);
+        let mesh = TestMesh::up_with(&[MANIFESTS, UDP_ECHO].concat(), &options);
         let [client, server, echo] =
             ["client-1", "ratings-1", "echo-1"].map(|workload| workload_address(&mesh, workload));
         Self { mesh, client, server, echo }
@@ -119,7 +121,7 @@ fn free_network() -> String {
 }
 
 /// Returns the address of a workload's namespace.
-fn workload_address(mesh: &Mesh, workload: &str) -> Ipv4Addr {
+fn workload_address(mesh: &TestMesh, workload: &str) -> Ipv4Addr {
     let text = format!("workload=bookinfo/{workload} admin=");
     let line = mesh.up.wait_for_line(&text, Duration::from_secs(10));
     let address = line.split("admin=").nth(1).unwrap().split_whitespace().next().unwrap();
@@ -139,7 +141,7 @@ fn a_sidecar_whose_admin_page_cannot_be_reached_answers_over_its_stream() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let placed = Placed::start_mesh(free_port());
+    let placed = NamespacedMesh::start_mesh(free_port());
     let rules = "add table inet closed; add chain inet closed input { type filter hook input priority -300; }; \
                  add rule inet closed input tcp dport 15000 drop";
     let closed = placed.run(&["nft", rules]);
@@ -170,7 +172,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     }
     let outside = TcpListener::bind("0.0.0.0:0").unwrap();
     let outside_port = outside.local_addr().unwrap().port();
-    let placed = Placed::start_mesh(outside_port);
+    let placed = NamespacedMesh::start_mesh(outside_port);
 
     eventually("curl by name is answered", Duration::from_secs(90), || {
         (printed_status(&placed.curl_from_client("http://ratings.bookinfo:9080/")) == "200")
@@ -226,7 +228,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
     assert_eq!(printed_status(&excluded), "204", "an excluded port is left alone: {excluded:?}");
     answering.join().unwrap();
 
-    let Placed { mut mesh, .. } = placed;
+    let NamespacedMesh { mut mesh, .. } = placed;
     let name = format!("leno{}", mesh.up.pid());
     assert!(mesh.up.stop(Duration::from_secs(20)).success());
     let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
@@ -238,7 +240,7 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
-    let placed = Placed::start_mesh(1);
+    let placed = NamespacedMesh::start_mesh(1);
     placed.mesh.up.wait_for_line("udp listens", Duration::from_secs(20));
     let asked = placed.run(&["python3", "-c", UDP_CLIENT, &placed.echo.to_string()]);
     let said = String::from_utf8_lossy(&asked.stdout);
@@ -252,19 +254,19 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
 }
 
 #[test]
-fn a_subnet_that_the_machine_reaches_other_place_is_refused() {
+fn a_subnet_that_is_routed_elsewhere_is_rejected() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }
     let network = free_network();
-    let bridge = Bridge::with_address(&format!("{network}.7.1/24"));
+    let bridge = TestBridge::with_address(&format!("{network}.7.1/24"));
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("mesh.yaml"), MANIFESTS).unwrap();
     let mut up = leno_command();
     up.arg("up").arg("-f").arg(directory.path().join("mesh.yaml"));
     up.arg("--data").arg(directory.path().join("data"));
     up.args(["--netns", "--netns-subnet", &format!("{network}.0.0/16")]);
-    let mut up = Program::start("leno up", &mut up);
+    let mut up = TestProgram::start("leno up", &mut up);
     assert_eq!(up.wait_for_exit(Duration::from_secs(20)).code(), Some(1));
     let expected = format!(
         "{network}.0.0/16 is in use: this machine already routes {network}.7.0/24 through {}; choose another /16 \
@@ -275,9 +277,9 @@ fn a_subnet_that_the_machine_reaches_other_place_is_refused() {
 }
 
 /// A test device with a network, deleted when dropped.
-struct Bridge(String);
+struct TestBridge(String);
 
-impl Bridge {
+impl TestBridge {
     fn with_address(address: &str) -> Self {
         let name = format!("lt{}", std::process::id());
         let bridge = Self(name.clone());
@@ -292,7 +294,7 @@ impl Bridge {
     }
 }
 
-impl Drop for Bridge {
+impl Drop for TestBridge {
     fn drop(&mut self) {
         let _gone = Command::new("ip").args(["link", "del", &self.0]).status();
     }

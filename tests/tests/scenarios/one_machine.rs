@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::{Mesh, eventually, free_port, get, ratings_manifests};
+use leno_tests::{TestMesh, eventually, free_port, get, ratings_manifests};
 
 const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -21,7 +21,7 @@ spec:
 ";
 
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
 }
 
@@ -29,7 +29,7 @@ struct Shop {
 fn start_shop(mode: &str) -> Shop {
     let (port, listener) = (free_port(), free_port());
     let command = format!("[\"python3\", \"-m\", \"http.server\", \"{port}\"]");
-    let mesh = Mesh::up(&ratings_manifests(&command, port, listener, mode));
+    let mesh = TestMesh::up(&ratings_manifests(&command, port, listener, mode));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     eventually("the application listens", Duration::from_secs(20), || {
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()

@@ -8,18 +8,20 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest};
-use leno_tests::{Application, Mesh, Program, eventually, exchange_bytes, free_port, get};
+use leno_tests::{
+    TestApplication, TestMesh, TestProgram, eventually, exchange_bytes, free_port, get,
+};
 use serde_json::Value;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 /// A running Prometheus that scrapes these addresses.
-struct Prometheus {
-    _program: Program,
+struct PrometheusServer {
+    _program: TestProgram,
     address: SocketAddr,
 }
 
-impl Prometheus {
+impl PrometheusServer {
     fn start(directory: &Path, targets: &[SocketAddr]) -> Self {
         let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
         let rules = deployed_file("alerts.yaml");
@@ -38,7 +40,7 @@ impl Prometheus {
         command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
         command.arg(format!("--web.listen-address={address}"));
         command.arg("--enable-feature=exemplar-storage");
-        let program = Program::start("Prometheus", &mut command);
+        let program = TestProgram::start("Prometheus", &mut command);
         let ready = || get(address, "/-/ready").ok().filter(|ready| ready.status == 200);
         eventually("Prometheus is ready", MAX_WAIT, ready);
         Self { _program: program, address }
@@ -90,7 +92,7 @@ fn relay_bytes(tcp: &TcpStream, unix: &UnixStream) {
 
 #[test]
 fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let listener = free_port();
     let config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec:\n  tracing: {sampling: 0%, errors: false, export: {zipkin: {endpoint: \
@@ -100,12 +102,12 @@ fn prometheus_takes_the_metrics_of_both_planes_and_exemplars() {
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let sidecars = ["shop/web-1", "shop/stock-1"].map(|workload| mesh.sidecar(workload).admin);
     let control = start_bridge(mesh.data_directory().join("control.sock"));
     let directory = tempfile::tempdir().expect("a folder");
     let targets = [sidecars[0], sidecars[1], control];
-    let prometheus = Prometheus::start(directory.path(), &targets);
+    let prometheus = PrometheusServer::start(directory.path(), &targets);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     let ask = || {
         let context = format!("00-{TRACE}-00f067aa0ba902b7-01");

@@ -6,7 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_of};
-use leno_tests::{Answer, Application, Mesh, Nginx, Program, eventually, free_port, leno_command};
+use leno_tests::{
+    Nginx, TestAnswer, TestApplication, TestMesh, TestProgram, eventually, free_port, leno_command,
+};
 use serde_json::Value;
 
 /// Returns the output of curl with HTTP/2 prior knowledge: head and body.
@@ -23,7 +25,7 @@ fn run_curl(arguments: &[&str]) -> String {
 /// `defaultPolicy: deny` without a policy that allows the client to call the service.
 #[test]
 fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
-    let application = Application::start(|_| Answer::ok("ok"));
+    let application = TestApplication::start(|_| TestAnswer::ok("ok"));
     let protocols = ["HTTP", "HTTP2", "GRPC", ""];
     let listeners = protocols.map(|_| free_port());
     let names = ["http", "http2", "grpc", "undeclared"];
@@ -33,7 +35,7 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
     }
     let pairs: Vec<_> = names.into_iter().zip(listeners).collect();
     manifests += &client_manifest("web", &[], &pairs);
-    let _mesh = Mesh::up(&manifests);
+    let _mesh = TestMesh::up(&manifests);
     for (name, listener) in pairs {
         let url = format!("http://127.0.0.1:{listener}/shop.Cart/Add");
         let page = run_curl(&[&url]);
@@ -56,22 +58,22 @@ fn a_client_of_http2_or_grpc_that_may_call_nothing_gets_a_response() {
 }
 
 /// Starts a mesh of one server and its client, and returns the client's listener.
-fn start_pair(port: u16, protocol: &str) -> (Mesh, u16) {
+fn start_pair(port: u16, protocol: &str) -> (TestMesh, u16) {
     let listener = free_port();
     let manifests = mesh_config("allow")
         + &server_of("app", port, protocol, &[])
         + &client_manifest("web", &[], &[("app", listener)]);
-    (Mesh::up(&manifests), listener)
+    (TestMesh::up(&manifests), listener)
 }
 
 #[test]
 fn a_client_that_ends_its_direction_gets_its_answer() {
-    let application = Application::start(|request| match request.method_and_target().1 {
+    let application = TestApplication::start(|request| match request.method_and_target().1 {
         "/late" => {
             std::thread::park_timeout(Duration::from_millis(300));
-            Answer::ok("late")
+            TestAnswer::ok("late")
         }
-        _ => Answer::ok("ok"),
+        _ => TestAnswer::ok("ok"),
     });
     let (_mesh, listener) = start_pair(application.port(), "HTTP");
     for request in ["GET /late HTTP/1.1\r\nHost: a\r\n\r\n", "GET /late HTTP/1.0\r\n\r\n"] {
@@ -97,7 +99,7 @@ fn no_request_fails_when_nginx_ends_its_connections() {
            location / {{ return 200 hello; }}"
     ));
     let [binary, arguments @ ..] = nginx.command();
-    let _running = Program::start("nginx", Command::new(binary).args(arguments));
+    let _running = TestProgram::start("nginx", Command::new(binary).args(arguments));
     eventually("nginx listens", Duration::from_secs(20), || {
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
     });

@@ -17,33 +17,33 @@ use leno_tests::manifests::{
     allowed_http, allowed_tcp, client_manifest, mesh_config, server_manifest, server_of,
 };
 use leno_tests::{
-    Application, Connection, ControlPlane, Mesh, Proxy, eventually, exchange_bytes, free_port, get,
-    leno_command,
+    ControlProgram, SidecarProgram, TestApplication, TestConnection, TestMesh, eventually,
+    exchange_bytes, free_port, get, leno_command,
 };
 
-use self::api_server::ApiServer;
-use self::intruder::{Forwarder, attack_responses, key_material, listening_addresses};
+use self::api_server::FakeApiServer;
+use self::intruder::{ByteForwarder, attack_responses, key_material, listening_addresses};
 
 /// A mesh of two machines that denies by default: `web` calls `stock`, which no policy allows.
-struct Machines {
-    control: ControlPlane,
-    web: Proxy,
-    stock: Proxy,
-    _application: Application,
+struct TwoMachineMesh {
+    control: ControlProgram,
+    web: SidecarProgram,
+    stock: SidecarProgram,
+    _application: TestApplication,
 }
 
-impl Machines {
+impl TwoMachineMesh {
     fn start() -> Self {
-        let application = Application::start_echo();
+        let application = TestApplication::start_echo();
         let manifests = [
             mesh_config("deny"),
             server_manifest("stock", application.port(), &[]),
             client_manifest("web", &[], &[("stock", free_port())]),
         ];
-        let control = ControlPlane::start(&manifests.concat(), &["--health", "127.0.0.1:0"]);
+        let control = ControlProgram::start(&manifests.concat(), &["--health", "127.0.0.1:0"]);
         let health = ["--health", "127.0.0.1:0"];
-        let stock = Proxy::join(&control, "shop/stock-1", &health);
-        let web = Proxy::join(&control, "shop/web-1", &health);
+        let stock = SidecarProgram::join(&control, "shop/stock-1", &health);
+        let web = SidecarProgram::join(&control, "shop/web-1", &health);
         Self { control, web, stock, _application: application }
     }
 
@@ -64,7 +64,7 @@ impl Machines {
 /// a. Any client reads the configuration of any sidecar, including keys, and writes it.
 #[test]
 fn a_no_client_without_a_certificate_controls_the_data_plane() {
-    let machines = Machines::start();
+    let machines = TwoMachineMesh::start();
     let keys = machines.private_keys();
     let ports = listening_addresses(machines.control.program.pid());
     assert!(ports.contains(&machines.control.listen_address()), "{ports:?}");
@@ -99,7 +99,7 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
 /// a, in a cluster: an admission review gives no access to the API server, and so not to the authority's key.
 #[test]
 fn a_no_pod_reads_the_api_server_through_the_webhook() {
-    let mesh = ApiServer::with_control_plane();
+    let mesh = FakeApiServer::with_control_plane();
     let secret = mesh.authority_key();
     for namespace in [
         "leno-system/secrets/leno-authority",
@@ -128,7 +128,7 @@ fn a_no_pod_reads_the_api_server_through_the_webhook() {
 /// b. Policies trust a header with the caller's identity.
 #[test]
 fn b_no_header_is_an_identity() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let (allowed, denied) = (free_port(), free_port());
     let manifests = [
         mesh_config("deny"),
@@ -139,7 +139,7 @@ fn b_no_header_is_an_identity() {
         // The client's own sidecar permits the request: only the server's decides.
         allowed_http("other", "stock", "/public"),
     ];
-    let _mesh = Mesh::up(&manifests.concat());
+    let _mesh = TestMesh::up(&manifests.concat());
     let claims = "serviceidentity: web.shop\r\n\
                   x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/shop/sa/web\r\n\
                   l5d-client-id: web.shop.serviceaccount.identity.cluster.local\r\n";
@@ -170,7 +170,7 @@ fn c_a_tcp_port_needs_a_policy() {
 /// d. A client accepts every certificate of the mesh for every service.
 #[test]
 fn d_a_client_verifies_which_service_the_server_is() {
-    let (stock, intruder) = (Application::start_echo(), Application::start_echo());
+    let (stock, intruder) = (TestApplication::start_echo(), TestApplication::start_echo());
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
@@ -178,16 +178,16 @@ fn d_a_client_verifies_which_service_the_server_is() {
         server_manifest("intruder", intruder.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
-    let control = ControlPlane::start(&manifests.concat(), &[]);
-    let mut server = Proxy::join(&control, "shop/stock-1", &[]);
-    let other = Proxy::join(&control, "shop/intruder-1", &[]);
-    let _client = Proxy::join(&control, "shop/web-1", &[]);
+    let control = ControlProgram::start(&manifests.concat(), &[]);
+    let mut server = SidecarProgram::join(&control, "shop/stock-1", &[]);
+    let other = SidecarProgram::join(&control, "shop/intruder-1", &[]);
+    let _client = SidecarProgram::join(&control, "shop/web-1", &[]);
     let ask = || get(loopback_address(listener), "/items").ok();
     eventually("the service responds", MAX_WAIT, || ask().filter(|it| it.status == 200));
     // A server with a mesh certificate of another account takes the address of the service.
     let address = server.page.inbound_listener(stock.port());
     server.kill();
-    let _forwarder = Forwarder::start(address, other.page.inbound_listener(intruder.port()));
+    let _forwarder = ByteForwarder::start(address, other.page.inbound_listener(intruder.port()));
     let wrong = || ask().filter(|it| it.rejection_reason() == Some("wrong-identity"));
     let (response, _) = eventually("the client notices", MAX_WAIT, wrong);
     assert_eq!(response.status, 502);
@@ -196,7 +196,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
 /// e. A pattern matches in the middle of a path, and in the query.
 #[test]
 fn e_a_pattern_matches_the_whole_path_and_not_the_query() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let listener = free_port();
     let rules = "---
 apiVersion: leno.dev/v1alpha1
@@ -214,7 +214,7 @@ spec:
         allowed_http("web", "stock", "/admin"),
         rules.to_owned(),
     ];
-    let _mesh = Mesh::up(&manifests.concat());
+    let _mesh = TestMesh::up(&manifests.concat());
     let ask = |path: &str, team: &str| {
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: a\r\nx-team: {team}\r\nconnection: close\r\n\r\n"
@@ -242,7 +242,7 @@ spec:
 /// f. The pages of a proxy reveal its key and accept a new program.
 #[test]
 fn f_no_local_page_shows_a_key_or_takes_a_change() {
-    let machines = Machines::start();
+    let machines = TwoMachineMesh::start();
     let keys = machines.private_keys();
     for sidecar in [&machines.web, &machines.stock] {
         let ports = listening_addresses(sidecar.program.pid());
@@ -263,7 +263,7 @@ fn f_no_local_page_shows_a_key_or_takes_a_change() {
 /// g. Logs contain bodies and `Authorization`.
 #[test]
 fn g_no_log_holds_a_body_or_a_credential() {
-    let stock = Application::start_echo();
+    let stock = TestApplication::start_echo();
     let listener = free_port();
     let sight = "---
 apiVersion: leno.dev/v1alpha1
@@ -276,7 +276,7 @@ spec: {trustDomain: cluster.local, defaultPolicy: allow, accessLog: {sampling: 1
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
-    let mesh = Mesh::up_with(&manifests.concat(), &["--log-level", "debug,leno_proxy=trace"]);
+    let mesh = TestMesh::up_with(&manifests.concat(), &["--log-level", "debug,leno_proxy=trace"]);
     let body = "card=hunter2";
     let head = format!(
         "POST /orders?token=hunter2 HTTP/1.1\r\nhost: user:hunter2@stock\r\nauthorization: Bearer hunter2\r\n\
@@ -359,9 +359,9 @@ metadata: {name: web-2, namespace: shop, labels: {app: web}}
 spec: {serviceAccount: web}
 ";
     let manifests = [mesh_config("deny"), client_manifest("web", &[], &[]), replica.to_owned()];
-    let control = ControlPlane::start(&manifests.concat(), &[]);
+    let control = ControlProgram::start(&manifests.concat(), &[]);
     let workloads = ["shop/web-1", "shop/web-2"];
-    let _proxies = workloads.map(|workload| Proxy::join(&control, workload, &[]));
+    let _proxies = workloads.map(|workload| SidecarProgram::join(&control, workload, &[]));
     let keys = workloads.map(|workload| key_material(&control.state_directory(workload)).pop());
     assert!(keys[0].is_some() && keys[0] != keys[1], "each sidecar has a key of its own");
     // The control plane never had them.
@@ -380,28 +380,28 @@ spec: {serviceAccount: web}
 
 /// A mesh that denies by default, in which the service `stock` uses TCP.
 struct TcpShop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
-    _stock: Application,
+    _stock: TestApplication,
 }
 
 impl TcpShop {
     fn start_shop() -> Self {
-        let stock = Application::start_echo();
+        let stock = TestApplication::start_echo();
         let listener = free_port();
         let manifests = [
             mesh_config("deny"),
             server_of("stock", stock.port(), "TCP", &[]),
             client_manifest("web", &[], &[("stock", listener)]),
         ];
-        let mesh = Mesh::up(&manifests.concat());
+        let mesh = TestMesh::up(&manifests.concat());
         Self { mesh, listener: loopback_address(listener), _stock: stock }
     }
 
     /// True if no byte of the application is received.
     fn is_closed(&self) -> bool {
         // A sidecar that resets the connection can do so before the client sees it as established.
-        let response = match Connection::open(self.listener) {
+        let response = match TestConnection::open(self.listener) {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the listener accepts");
                 return true;

@@ -11,26 +11,26 @@ use leno_tests::manifests::{
     allowed_http, client_manifest, mesh_config, route_manifest, server_of, service_manifest,
 };
 use leno_tests::{
-    AdminPage, Answer, Application, Connection, Mesh, eventually, exchange_bytes, free_port, get,
-    get_page, ratings_manifests,
+    AdminPage, TestAnswer, TestApplication, TestConnection, TestMesh, eventually, exchange_bytes,
+    free_port, get, get_page, ratings_manifests,
 };
 use serde_json::Value;
 
 /// A service called by web-1, with most calls rejected.
-struct Case {
+struct RejectionCase {
     service: &'static str,
     protocol: &'static str,
     manifests: String,
     reason: &'static str,
     /// The object that decides, if any.
     decided: String,
-    by: By,
+    rejecting_side: RejectingSide,
     /// True if one request holds the only concurrency permit.
-    held: bool,
+    held_open: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum By {
+enum RejectingSide {
     Server,
     Client,
 }
@@ -40,13 +40,26 @@ fn http_case(
     manifests: String,
     reason: &'static str,
     decided: &str,
-) -> Case {
-    let (protocol, by, decided) = ("HTTP", By::Server, decided.to_owned());
-    Case { service, protocol, manifests, reason, decided, by, held: false }
+) -> RejectionCase {
+    let (protocol, rejecting_side, decided) = ("HTTP", RejectingSide::Server, decided.to_owned());
+    RejectionCase {
+        service,
+        protocol,
+        manifests,
+        reason,
+        decided,
+        rejecting_side,
+        held_open: false,
+    }
 }
 
 /// Returns a service with one object, and the rejections by that object.
-fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
+fn decided_by(
+    kind: &str,
+    service: &'static str,
+    spec: &str,
+    reason: &'static str,
+) -> RejectionCase {
     let object = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: of-{service}, namespace: shop}}\n\
          spec:\n  {spec}\n"
@@ -55,15 +68,20 @@ fn decided_by(kind: &str, service: &'static str, spec: &str, reason: &'static st
 }
 
 /// Returns an object that is attached to the service.
-fn attached_case(kind: &str, service: &'static str, spec: &str, reason: &'static str) -> Case {
+fn attached_case(
+    kind: &str,
+    service: &'static str,
+    spec: &str,
+    reason: &'static str,
+) -> RejectionCase {
     let target = format!("targetRefs: [{{kind: Service, name: {service}}}]");
     decided_by(kind, service, &format!("{target}\n  {spec}"), reason)
 }
 
 /// Returns a rule that denies every request.
-fn denied_case(service: &'static str, protocol: &'static str) -> Case {
+fn denied_case(service: &'static str, protocol: &'static str) -> RejectionCase {
     let rule = format!("serviceAccounts: [{service}]\n  deny: [{{name: all}}]");
-    Case { protocol, ..decided_by("AccessPolicy", service, &rule, "denied-by-policy") }
+    RejectionCase { protocol, ..decided_by("AccessPolicy", service, &rule, "denied-by-policy") }
 }
 
 const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n      inline: |\n        {\"keys\": [{\"kty\": \"EC\", \
@@ -74,22 +92,25 @@ const ISSUER: &str = "required: true\n  issuers:\n  - issuer: me\n    jwks:\n   
 const ONE_PER_HOUR: &str = "rules: [{requests: 1, per: 1h}]";
 const ONE_AT_A_TIME: &str = "concurrency: {requests: 1}";
 
-fn permissive_cases() -> Vec<Case> {
+fn permissive_cases() -> Vec<RejectionCase> {
     [separate_cases(), by_servers(), by_clients()].into_iter().flatten().collect()
 }
 
 /// Returns rejections of requests with their own connections.
-fn separate_cases() -> Vec<Case> {
+fn separate_cases() -> Vec<RejectionCase> {
     let cases = vec![
         denied_case("own", ALONE),
         attached_case("RateLimit", "own-rate", ONE_PER_HOUR, "rate-limited"),
         attached_case("JwtValidation", "own-jwt", ISSUER, "token-missing"),
-        Case { held: true, ..attached_case("RateLimit", "own-busy", ONE_AT_A_TIME, "overloaded") },
+        RejectionCase {
+            held_open: true,
+            ..attached_case("RateLimit", "own-busy", ONE_AT_A_TIME, "overloaded")
+        },
     ];
-    cases.into_iter().map(|case| Case { protocol: ALONE, ..case }).collect()
+    cases.into_iter().map(|case| RejectionCase { protocol: ALONE, ..case }).collect()
 }
 
-fn by_servers() -> Vec<Case> {
+fn by_servers() -> Vec<RejectionCase> {
     let connections = "connections: {count: 1, per: 1h}";
     let absent = "service: {name: authorizer, port: 9080}";
     let absent =
@@ -101,37 +122,49 @@ fn by_servers() -> Vec<Case> {
         denied_case("grpc", "GRPC"),
         denied_case("tcp", "TCP"),
         attached_case("RateLimit", "rate", ONE_PER_HOUR, "rate-limited"),
-        Case { protocol: "TCP", ..attached_case("RateLimit", "many", connections, "rate-limited") },
-        Case { held: true, ..attached_case("RateLimit", "busy", ONE_AT_A_TIME, "overloaded") },
+        RejectionCase {
+            protocol: "TCP",
+            ..attached_case("RateLimit", "many", connections, "rate-limited")
+        },
+        RejectionCase {
+            held_open: true,
+            ..attached_case("RateLimit", "busy", ONE_AT_A_TIME, "overloaded")
+        },
         attached_case("JwtValidation", "jwt", ISSUER, "token-missing"),
-        Case { manifests: authorizer + &absent.manifests, ..absent },
+        RejectionCase { manifests: authorizer + &absent.manifests, ..absent },
     ]
 }
 
-fn by_clients() -> Vec<Case> {
+fn by_clients() -> Vec<RejectionCase> {
     let abort = "rules: [{name: all, abort: {httpStatus: 418}}]";
     let full = attached_case("CircuitBreaker", "full", "limits: {requests: 1}", "circuit-full");
     let other = "{matches: [{path: {type: Exact, value: /other}}], backendRefs: [{name: route, port: 9080}]}";
     let cases = vec![
         attached_case("FaultInjection", "fault", abort, "fault-injected"),
-        Case { held: true, ..full },
+        RejectionCase { held_open: true, ..full },
         http_case("route", route_manifest("route", &[other]), "no-route", "HTTPRoute shop/route"),
         http_case("empty", String::new(), "no-endpoint", ""),
-        Case { protocol: LARGE, ..http_case("cookies", String::new(), "head-too-large", "") },
+        RejectionCase {
+            protocol: LARGE,
+            ..http_case("cookies", String::new(), "head-too-large", "")
+        },
     ];
-    cases.into_iter().map(|case| Case { by: By::Client, ..case }).collect()
+    cases
+        .into_iter()
+        .map(|case| RejectionCase { rejecting_side: RejectingSide::Client, ..case })
+        .collect()
 }
 
-fn strict_cases() -> Vec<Case> {
+fn strict_cases() -> Vec<RejectionCase> {
     let read = |service: &str| allowed_http("web", service, "/read");
-    let none = |service, protocol| Case {
+    let none = |service, protocol| RejectionCase {
         protocol,
-        by: By::Client,
+        rejecting_side: RejectingSide::Client,
         ..http_case(service, String::new(), "denied-outbound", "")
     };
     vec![
         http_case("path", read("path"), "no-policy-route", "TrafficTarget shop/web-to-path"),
-        Case {
+        RejectionCase {
             protocol: "HTTP2",
             ..http_case(
                 "path2",
@@ -140,7 +173,7 @@ fn strict_cases() -> Vec<Case> {
                 "TrafficTarget shop/web-to-path2",
             )
         },
-        Case {
+        RejectionCase {
             protocol: "GRPC",
             ..http_case("call", read("call"), "no-policy-route", "TrafficTarget shop/web-to-call")
         },
@@ -150,23 +183,23 @@ fn strict_cases() -> Vec<Case> {
 }
 
 /// Returns an application with its own errors, which imitate those of a sidecar.
-fn start_application() -> Application {
-    Application::start(|request| {
+fn start_application() -> TestApplication {
+    TestApplication::start(|request| {
         match request.method_and_target().1 {
-        "/hold" => Answer::Silence,
+        "/hold" => TestAnswer::Silence,
         "/events" => {
             let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n";
-            Answer::Bytes(head.as_bytes().to_vec())
+            TestAnswer::Bytes(head.as_bytes().to_vec())
         }
         path => match path.strip_prefix("/own/") {
-            Some(status) => Answer::Bytes(
+            Some(status) => TestAnswer::Bytes(
                 format!(
                     "HTTP/1.1 {status} Own\r\nleno-reason: denied;side=mesh\r\nconnection: leno-rejected\r\n\
                      content-length: 0\r\n\r\n"
                 )
                 .into_bytes(),
             ),
-            None => Answer::ok("ok"),
+            None => TestAnswer::ok("ok"),
         },
     }
     })
@@ -174,14 +207,14 @@ fn start_application() -> Application {
 
 /// A mesh with all of these services, and the outbound listener of each.
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listeners: Vec<u16>,
     page: SocketAddr,
-    _application: Application,
+    _application: TestApplication,
 }
 
 impl Shop {
-    fn start_shop(mode: &str, cases: &[Case]) -> Self {
+    fn start_shop(mode: &str, cases: &[RejectionCase]) -> Self {
         let application = start_application();
         let mut manifests = mesh_config(mode);
         let listeners: Vec<u16> = cases.iter().map(|_| free_port()).collect();
@@ -198,7 +231,8 @@ impl Shop {
         }
         let pairs = cases.iter().map(|case| case.service).zip(listeners.iter().copied());
         manifests += &client_manifest("web", &[], &pairs.collect::<Vec<_>>());
-        let mesh = Mesh::up_with(&manifests, &["--access-log", "json", "--report-interval", "1s"]);
+        let mesh =
+            TestMesh::up_with(&manifests, &["--access-log", "json", "--report-interval", "1s"]);
         let status = mesh.run_leno(&["status", "-o", "json"]);
         let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
         let page = status["mesh"]["page"].as_str().expect("a page");
@@ -249,12 +283,12 @@ fn send_request(listener: u16, protocol: &str, path: &str) {
     curl.arg(url).status().expect("curl runs");
 }
 
-fn check_cases(mode: &str, cases: &[Case]) {
+fn check_cases(mode: &str, cases: &[RejectionCase]) {
     let shop = Shop::start_shop(mode, cases);
-    let mut held = Vec::new();
+    let mut held_open = Vec::new();
     for (case, listener) in cases.iter().zip(&shop.listeners) {
-        if case.held {
-            held.push(hold_permit(*listener, case.reason));
+        if case.held_open {
+            held_open.push(hold_permit(*listener, case.reason));
         }
         for _ in 0..REQUESTS {
             send_request(*listener, case.protocol, "/");
@@ -266,7 +300,7 @@ fn check_cases(mode: &str, cases: &[Case]) {
     for (case, listener) in cases.iter().zip(&shop.listeners) {
         check_views(&shop, case, *listener);
     }
-    for mut child in held {
+    for mut child in held_open {
         drop(child.kill());
         drop(child.wait());
     }
@@ -291,8 +325,8 @@ fn hold_permit(listener: u16, reason: &str) -> Child {
 }
 
 /// Checks the metrics and access logs of both sidecars.
-fn check_counts(shop: &Shop, case: &Case) {
-    let Case { service, reason, .. } = case;
+fn check_counts(shop: &Shop, case: &RejectionCase) {
+    let RejectionCase { service, reason, .. } = case;
     let labels = |direction: &str| {
         vec![
             format!("direction=\"{direction}\""),
@@ -305,7 +339,7 @@ fn check_counts(shop: &Shop, case: &Case) {
         (shop.counted_requests("shop/web-1", &labels("outbound")) >= most).then_some(())
     });
     let server = format!("shop/{service}-1");
-    if case.by == By::Server {
+    if case.rejecting_side == RejectingSide::Server {
         let inbound = shop.counted_requests(&server, &labels("inbound"));
         assert!(inbound >= most, "{service}: the server counts {inbound}");
     }
@@ -317,21 +351,22 @@ fn check_counts(shop: &Shop, case: &Case) {
                 && line.contains(&format!("\"upstream_cluster\":\"shop/{service}\""))
         };
         let lines = printed.lines().filter(is_line).count();
-        let expected = direction == "outbound" || case.by == By::Server;
+        let expected = direction == "outbound" || case.rejecting_side == RejectingSide::Server;
         assert_eq!(lines > 0, expected, "{service}: {direction} lines of the access log");
     }
 }
 
 /// Checks `top`, `status`, `diagnose` and the page.
-fn check_views(shop: &Shop, case: &Case, listener: u16) {
-    let Case { service, reason, decided, protocol, .. } = case;
+fn check_views(shop: &Shop, case: &RejectionCase, listener: u16) {
+    let RejectionCase { service, reason, decided, protocol, .. } = case;
     let name = format!("shop/{service}");
-    let by = if case.by == By::Server { "server" } else { "client" };
+    let rejecting_side =
+        if case.rejecting_side == RejectingSide::Server { "server" } else { "client" };
     let rejected = |traffic: &Value| {
         let is_it = |found: &&Value| {
             found["service"] == *name
                 && found["reason"] == *reason
-                && found["side"] == by
+                && found["side"] == rejecting_side
                 && found["share"].as_f64().is_some_and(|share| share > 0.5)
         };
         traffic["rejections"].as_array()?.iter().find(is_it)?;
@@ -424,7 +459,7 @@ fn streams_that_stay_open_have_a_rate() {
 
 /// Checks that connections that begin with these bytes, and stay open, have a rate.
 fn have_a_rate(protocol: &'static str, request: &str) {
-    let long = Case { protocol, ..http_case("long", String::new(), "", "") };
+    let long = RejectionCase { protocol, ..http_case("long", String::new(), "", "") };
     let shop = Shop::start_shop("allow", &[long]);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, shop.listeners[0]));
     let connect = |_| {
@@ -459,7 +494,7 @@ fn have_a_rate(protocol: &'static str, request: &str) {
 #[test]
 fn requests_to_no_service_are_a_finding_of_their_client() {
     let listener = free_port();
-    let mesh = Mesh::up_with(
+    let mesh = TestMesh::up_with(
         &(mesh_config("allow") + &client_manifest("web", &[], &[("missing", listener)])),
         &["--report-interval", "1s"],
     );
@@ -493,17 +528,17 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// A port without a declared protocol, with a policy that requires requests.
 #[test]
 fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
-    let application = Application::start_echo();
+    let application = TestApplication::start_echo();
     let listener = free_port();
     let policy = "---\napiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: closed, namespace: bookinfo}\n\
                   spec: {serviceAccounts: [ratings], deny: [{name: admin, requests: [{path: {value: /admin}}]}]}\n";
     let manifests = ratings_manifests("", application.port(), listener, "allow");
     let manifests = manifests.replace(", protocol: HTTP", "");
-    let mesh = Mesh::up(&format!("{manifests}{policy}"));
+    let mesh = TestMesh::up(&format!("{manifests}{policy}"));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    let mut early = Connection::open(listener).unwrap();
+    let mut early = TestConnection::open(listener).unwrap();
     for _ in 0..3 {
-        let mut check = Connection::open(listener).unwrap();
+        let mut check = TestConnection::open(listener).unwrap();
         assert!(!check.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
     }
     assert!(!early.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
@@ -522,7 +557,7 @@ fn a_connection_that_sends_nothing_yet_is_no_rejected_request() {
     let denied = denied.0;
     assert!(denied.len() == 1 && denied[0].ends_with("} 1"), "{denied:?}");
     // Bytes of another protocol are rejected, and the client gets a reset.
-    let mut other = Connection::open(listener).unwrap();
+    let mut other = TestConnection::open(listener).unwrap();
     assert!(!other.has_activity(Duration::from_secs(1)).unwrap(), "it ended");
     other.send("\0").unwrap();
     let ended = other.read_to_end().unwrap_err();

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leno_tests::{
-    Application, Connection, Mesh, Program, child_processes, eventually, free_port, get,
-    leno_command, ratings_manifests,
+    TestApplication, TestConnection, TestMesh, TestProgram, child_processes, eventually, free_port,
+    get, leno_command, ratings_manifests,
 };
 use leno_tests::{is_root, signal_pid};
 use rustix::process::Signal;
@@ -22,13 +22,13 @@ fn loopback_address(port: u16) -> SocketAddr {
 }
 
 /// `leno up` with both outputs in one pipe, and a reader that may stop reading.
-struct Piped {
+struct PipedMesh {
     up: Child,
     reader: BufReader<PipeReader>,
     _directory: tempfile::TempDir,
 }
 
-impl Piped {
+impl PipedMesh {
     fn start_mesh(manifests: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("mesh.yaml"), manifests).unwrap();
@@ -58,7 +58,7 @@ impl Piped {
     }
 }
 
-impl Drop for Piped {
+impl Drop for PipedMesh {
     fn drop(&mut self) {
         drop(self.up.kill());
         drop(self.up.wait());
@@ -67,10 +67,12 @@ impl Drop for Piped {
 
 #[test]
 fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
-    let (application, listener) = (Application::start_echo(), free_port());
-    let mut mesh = Piped::start_mesh(&ratings_manifests("", application.port(), listener, "allow"));
+    let (application, listener) = (TestApplication::start_echo(), free_port());
+    let mut mesh =
+        PipedMesh::start_mesh(&ratings_manifests("", application.port(), listener, "allow"));
     let mut connection =
-        eventually("the door", MAX_WAIT, || Connection::open(loopback_address(listener)).ok()).0;
+        eventually("the door", MAX_WAIT, || TestConnection::open(loopback_address(listener)).ok())
+            .0;
     // Their access log lines exceed the capacity of the pipe and all queues.
     for _ in 0..6000 {
         assert_eq!(connection.get("/").unwrap().status, 200);
@@ -81,9 +83,9 @@ fn a_blocked_output_holds_up_neither_requests_nor_the_end() {
 
 #[test]
 fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
-    let (application, listener) = (Application::start_echo(), free_port());
-    let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
-    let mut connection = Connection::open(loopback_address(listener)).unwrap();
+    let (application, listener) = (TestApplication::start_echo(), free_port());
+    let mut mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
+    let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
     let sidecar = mesh.sidecar("bookinfo/client-1").pid;
     let signals = [
         Signal::HUP,
@@ -122,8 +124,8 @@ fn signals_of_others_end_neither_a_mesh_nor_a_sidecar() {
 #[test]
 fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
     for signal in [Signal::POWER, Signal::XCPU] {
-        let (application, listener) = (Application::start_echo(), free_port());
-        let mut mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
+        let (application, listener) = (TestApplication::start_echo(), free_port());
+        let mut mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
         let children: Vec<u32> =
             child_processes(mesh.up.pid()).iter().map(|child| child.pid).collect();
         assert!(!children.is_empty());
@@ -138,8 +140,8 @@ fn a_signal_that_has_to_end_a_mesh_stops_it_in_order() {
 
 #[test]
 fn configuration_that_is_away_is_reported_and_deletes_nothing() {
-    let (application, listener) = (Application::start_echo(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
+    let (application, listener) = (TestApplication::start_echo(), free_port());
+    let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     let directory = mesh.manifest_file("").parent().unwrap().join("mesh");
     let away = directory.with_file_name("away");
     std::fs::rename(&directory, &away).unwrap();
@@ -154,13 +156,15 @@ fn configuration_that_is_away_is_reported_and_deletes_nothing() {
         mesh.run_leno(&["status"]).status.success().then_some(())
     });
     mesh.remove("mesh.yaml");
-    eventually("the door closes", MAX_WAIT, || Connection::open(loopback_address(listener)).err());
+    eventually("the door closes", MAX_WAIT, || {
+        TestConnection::open(loopback_address(listener)).err()
+    });
 }
 
 #[test]
 fn a_socket_that_is_removed_is_made_again() {
-    let (application, listener) = (Application::start_echo(), free_port());
-    let mesh = Mesh::up(&ratings_manifests("", application.port(), listener, "allow"));
+    let (application, listener) = (TestApplication::start_echo(), free_port());
+    let mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     std::fs::remove_file(mesh.data_directory().join("control.sock")).unwrap();
     eventually("an answer", MAX_WAIT, || mesh.run_leno(&["status"]).status.success().then_some(()));
 }
@@ -173,7 +177,7 @@ fn a_data_directory_may_have_a_long_path_and_homes_may_be_empty() {
     std::fs::write(&manifests, ratings_manifests("", free_port(), free_port(), "allow")).unwrap();
     let mut command = leno_command();
     command.env("HOME", "").env("XDG_STATE_HOME", "");
-    let up = Program::start(
+    let up = TestProgram::start(
         "leno up",
         command.args(["up", "-f"]).arg(&manifests).arg("--data").arg(&data),
     );
@@ -282,6 +286,6 @@ spec: {{selector: {{app: own}}, ports: [{{name: http, port: 9000}}]}}
 "
     );
     let subnet = "10.55.0.0/16";
-    let mesh = Mesh::up_with(&manifests, &["--netns", "--netns-subnet", subnet]);
+    let mesh = TestMesh::up_with(&manifests, &["--netns", "--netns-subnet", subnet]);
     mesh.up.wait_for_line("own service 200", MAX_WAIT);
 }

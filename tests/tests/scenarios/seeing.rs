@@ -5,22 +5,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use leno_tests::{
-    ControlPlane, Program, eventually, exchange_bytes, get, leno_command, page_script,
+    ControlProgram, TestProgram, eventually, exchange_bytes, get, leno_command, page_script,
 };
 use serde_json::Value;
 
 /// The demo, kept running with a little traffic.
-struct Demo {
-    program: Program,
+struct RunningDemo {
+    program: TestProgram,
     page: SocketAddr,
     data: PathBuf,
 }
 
-impl Demo {
+impl RunningDemo {
     fn start_demo() -> Self {
         let mut command = leno_command();
         command.args(["demo", "--serve", "--duration", "20s"]);
-        let program = Program::start("leno demo", &mut command);
+        let program = TestProgram::start("leno demo", &mut command);
         let line = program.wait_for_line("watch it in a browser: http://", MAX_WAIT);
         let (_, page) = line.split_once("http://").unwrap();
         let page = page.trim_end_matches('/').parse().unwrap();
@@ -58,8 +58,8 @@ impl Demo {
 }
 
 #[test]
-fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
-    let mut demo = Demo::start_demo();
+fn the_page_shows_calls_failures_and_live_requests() {
+    let mut demo = RunningDemo::start_demo();
     let called = ["productpage", "details", "reviews", "ratings", "gateway-ratings"];
     eventually("every service of bookinfo has a rate", Duration::from_secs(60), || {
         let has_rate = |name: &&str| {
@@ -112,7 +112,7 @@ fn the_page_shows_who_calls_whom_what_fails_and_live_requests() {
 }
 
 /// Makes the requests of productpage fail from now on.
-fn nobody_may_call_details(demo: &Demo) {
+fn nobody_may_call_details(demo: &RunningDemo) {
     let file = demo.data.parent().unwrap().join("bookinfo.yaml");
     let manifests = std::fs::read_to_string(&file).unwrap();
     let keep = |document: &&str| {
@@ -124,7 +124,7 @@ fn nobody_may_call_details(demo: &Demo) {
     std::fs::write(&file, without.join("\n---\n")).unwrap();
 }
 
-fn rules_say_how_often_they_decided(demo: &Demo) {
+fn rules_say_how_often_they_decided(demo: &RunningDemo) {
     let (_, said) = demo.run_leno(&["get", "routes", "-o", "wide"]);
     assert!(said.contains("REQUESTS") && said.contains("100 %"), "{said}");
     assert!(said.contains("MATCHES 1H") && said.contains("0: "), "{said}");
@@ -144,7 +144,7 @@ fn the_page_is_usable_at_once_with_a_thousand_services() {
         )
     };
     let manifests: String = (0..1000).map(service).collect();
-    let mut control = ControlPlane::start(&manifests, &["--page", "127.0.0.1:0"]);
+    let mut control = ControlProgram::start(&manifests, &["--page", "127.0.0.1:0"]);
     let page = control.get_json("status")["page"].as_str().map(str::to_owned);
     run_browser("crowd", &page.expect("it has a page"));
     assert!(control.program.stop(MAX_WAIT).success());
@@ -157,7 +157,7 @@ pub(crate) fn run_browser(config: &str, url: &str) -> String {
     if let Some(folder) = std::env::var_os("LENO_PICTURES") {
         command.arg(folder);
     }
-    let mut browser = Program::start(&format!("the scenario {config}"), &mut command);
+    let mut browser = TestProgram::start(&format!("the scenario {config}"), &mut command);
     let status = browser.wait_for_exit(4 * MAX_WAIT);
     assert!(status.success(), "{config}: {status}\n{}", browser.printed_output());
     browser.printed_output()

@@ -3,7 +3,7 @@
 use std::process::Output;
 use std::time::Duration;
 
-use leno_tests::{ControlPlane, Proxy, eventually};
+use leno_tests::{ControlProgram, SidecarProgram, eventually};
 use serde_json::Value;
 
 const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
@@ -29,12 +29,12 @@ fn output_text(output: &Output) -> String {
 /// Each control plane responds for its own sidecars, and reports that.
 #[test]
 fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
-    let controls = ControlPlane::start_replicas(2, MANIFESTS, &[]);
+    let controls = ControlProgram::start_replicas(2, MANIFESTS, &[]);
     let [with_both, with_none] = &controls[..] else { panic!("two control planes") };
     let address = with_both.listen_address().to_string();
-    let _cart = Proxy::join(with_both, "shop/cart-1", &["--control", &address]);
-    let _web = Proxy::join(with_both, "shop/web-1", &["--control", &address]);
-    let states = |control: &ControlPlane| -> Vec<String> {
+    let _cart = SidecarProgram::join(with_both, "shop/cart-1", &["--control", &address]);
+    let _web = SidecarProgram::join(with_both, "shop/web-1", &["--control", &address]);
+    let states = |control: &ControlProgram| -> Vec<String> {
         let workloads = control.get_json("workloads");
         let workloads = workloads.as_array().expect("an array").iter();
         workloads.map(|it| it["sidecar"].as_str().expect("a state").to_owned()).collect()

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, allowed_tcp, client_manifest, mesh_config, server_of};
-use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
+use leno_tests::{TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port};
 
 /// The services of the mesh, each with one workload that responds with its name.
 const SERVICES: [&str; 4] = ["stock", "stock-v1", "stock-v2", "stock-v3"];
@@ -22,16 +22,17 @@ spec:
 /// A mesh that denies by default, with a client that may call all services, and has outbound listeners for the
 /// first and the last.
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     root: SocketAddr,
     last: SocketAddr,
-    _applications: [Application; 4],
+    _applications: [TestApplication; 4],
 }
 
 impl Shop {
     /// Starts it; `protocol` is the declared protocol of the services.
     fn start_shop(protocol: &str) -> Self {
-        let applications = SERVICES.map(|name| Application::start(move |_| Answer::ok(name)));
+        let applications =
+            SERVICES.map(|name| TestApplication::start(move |_| TestAnswer::ok(name)));
         let listeners = [free_port(), free_port()];
         let mut manifests = mesh_config("deny");
         manifests += &client_manifest(
@@ -52,7 +53,7 @@ kind: HTTPRouteGroup
 metadata: {name: gold, namespace: shop}
 spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|platinum}]}]}
 ";
-        let mesh = Mesh::up(&manifests);
+        let mesh = TestMesh::up(&manifests);
         let [root, last] = listeners.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         let shop = Self { mesh, root, last, _applications: applications };
         shop.wait_for_backend("stock");
@@ -69,7 +70,7 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
         let head = format!(
             "GET {path} HTTP/1.1\r\nhost: stock.shop.svc.cluster.local\r\nx-tier: {tier}\r\n\r\n"
         );
-        let mut connection = Connection::open(self.root).ok()?;
+        let mut connection = TestConnection::open(self.root).ok()?;
         connection.send(head).ok()?;
         let answer = connection.receive_response().ok().filter(|answer| answer.status == 200)?;
         String::from_utf8(answer.body).ok()
@@ -88,7 +89,7 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
 
     /// Returns the number of responses by backend, on one connection.
     fn by_request(&self, requests: usize) -> BTreeMap<String, u32> {
-        let mut connection = Connection::open(self.root).unwrap();
+        let mut connection = TestConnection::open(self.root).unwrap();
         let bodies = (0..requests).map(|_| connection.get("/").unwrap().body);
         count_names(bodies.map(|body| String::from_utf8(body).unwrap()))
     }
@@ -141,7 +142,7 @@ fn requests_take_their_shares_and_a_change_is_live() {
     let answers = shop.by_request(800);
     assert_shares(&answers, &backends);
     // A backend without a share can be called by its own name.
-    let direct = Connection::open(shop.last).unwrap().get("/").unwrap();
+    let direct = TestConnection::open(shop.last).unwrap().get("/").unwrap();
     assert_eq!(direct.body, b"stock-v3");
     // Then it receives all requests, which shows that the new split is in force.
     shop.replace_split(&[("stock-v3", 100), ("stock-v2", 0)]);

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, Load, Mesh, Program, eventually, exchange_bytes, free_port, get, leno_command,
-    ratings_manifests,
+    AdminPage, BackgroundLoad, TestMesh, TestProgram, eventually, exchange_bytes, free_port, get,
+    leno_command, ratings_manifests,
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
@@ -71,12 +71,17 @@ fn a_change_of_the_command_completes_requests_first_and_later_ones_wait_for_its_
         let words: Vec<&str> = words.into_iter().chain(file.to_str()).collect();
         ratings_manifests(&serde_json::json!(words).to_string(), port, listener, "allow")
     };
-    let mesh = Mesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
+    let mesh = TestMesh::up_with(&version("v1"), &["--drain-timeout", "120s"]);
     let ask =
         |path: &'static str| thread::spawn(move || get(loopback_address(listener), path).unwrap());
     assert_eq!(ask("/").join().unwrap().body, b"v1");
     // Over the sidecar's pooled connections to the application: no request may be lost.
-    let load = Load::start_paced("POST", loopback_address(listener), 2, Duration::from_millis(5));
+    let load = BackgroundLoad::start_paced(
+        "POST",
+        loopback_address(listener),
+        2,
+        Duration::from_millis(5),
+    );
     load.wait_for(20);
     let slow = ask("/slow");
     mesh.up.wait_for_line("got /slow.", MAX_WAIT);
@@ -104,7 +109,7 @@ fn python_command(script: &str, port: u16) -> String {
 fn requests_in_progress_complete_before_applications_stop() {
     let (port, listener) = (free_port(), free_port());
     let mut mesh =
-        Mesh::up(&ratings_manifests(&python_command(SLOW, port), port, listener, "allow"));
+        TestMesh::up(&ratings_manifests(&python_command(SLOW, port), port, listener, "allow"));
     let clients: Vec<_> = (0..20)
         .map(|number| thread::spawn(move || get(loopback_address(listener), &format!("/{number}"))))
         .collect();
@@ -129,7 +134,7 @@ fn the_first_request_waits_until_the_application_is_ready() {
         &format!("\n  readiness: {{httpGet: {{port: {port}, path: /ready}}}}\n  run:"),
     );
     for (manifests, status) in [(&plain, 503), (&checked, 200)] {
-        let mut mesh = Mesh::up(manifests);
+        let mut mesh = TestMesh::up(manifests);
         let response = get(loopback_address(listener), "/").unwrap();
         // Without a readiness check the application responds as soon as it listens: with its own 503.
         assert_eq!((response.status, response.rejection_reason()), (status, None));
@@ -151,14 +156,14 @@ fn an_application_runs_in_its_directory_as_its_user() {
     let path = directory.path().display();
     let manifests =
         manifests.replace("\n  run:", &format!("\n  cwd: {path}\n  user: {user}\n  run:"));
-    let mesh = Mesh::up(&manifests);
+    let mesh = TestMesh::up(&manifests);
     let line = mesh.up.wait_for_line(&format!("here {path} {user}"), Duration::from_secs(60));
     if own == 0 {
         assert!(!line.trim_end().ends_with("/root"), "the home is the user's: {line}");
     }
 }
 
-fn start_mesh(folder: &Path) -> Program {
+fn start_mesh(folder: &Path) -> TestProgram {
     let mut command = leno_command();
     command
         .arg("up")
@@ -166,7 +171,7 @@ fn start_mesh(folder: &Path) -> Program {
         .arg(folder.join("mesh.yaml"))
         .arg("--data")
         .arg(folder.join("data"));
-    let up = Program::start("leno up", &mut command);
+    let up = TestProgram::start("leno up", &mut command);
     up.wait_for_line("The mesh is up", Duration::from_secs(60));
     up
 }
@@ -186,7 +191,7 @@ fn a_second_signal_ends_processes_in_sessions_of_their_own() {
     let script =
         format!("{} & env -i PATH=\"$PATH\" {} & trap '' TERM; wait", server(port), server(other));
     let command = serde_json::json!(["sh", "-c", script]).to_string();
-    let mut mesh = Mesh::up(&ratings_manifests(&command, port, listener, "allow"));
+    let mut mesh = TestMesh::up(&ratings_manifests(&command, port, listener, "allow"));
     for port in [port, other] {
         eventually("the server answers", Duration::from_secs(60), || {
             get(loopback_address(port), "/").ok()
@@ -285,7 +290,7 @@ fn a_sidecar_whose_name_another_one_took_gets_it_back() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let mut command = leno_command();
         command.args(["proxy", "--workload", "bookinfo/client-1", "--token-file"]).arg(&token);
-        let other = Program::start("leno proxy", command.arg("--state").arg(&state));
+        let other = TestProgram::start("leno proxy", command.arg("--state").arg(&state));
         until("the other one is connected", &|pid| pid == u64::from(other.pid()));
         other
     };
@@ -326,7 +331,7 @@ fn processes_that_a_killed_mesh_left_are_ended_by_the_next_start_and_by_clean() 
             get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)
         });
     };
-    let kill = |mut mesh: Program| {
+    let kill = |mut mesh: TestProgram| {
         mesh.send_signal(Signal::KILL);
         mesh.wait_for_exit(Duration::from_secs(60));
         assert!(std::net::TcpListener::bind(loopback_address(port)).is_err(), "the server goes on");
@@ -419,7 +424,8 @@ fn a_daemon_belongs_to_its_application_and_ends_with_it() {
     for first in ["stay", "end"] {
         let (port, listener) = (free_port(), free_port());
         let command = serde_json::json!(["python3", "-c", DAEMON, port.to_string(), first]);
-        let mut mesh = Mesh::up(&ratings_manifests(&command.to_string(), port, listener, "allow"));
+        let mut mesh =
+            TestMesh::up(&ratings_manifests(&command.to_string(), port, listener, "allow"));
         if first == "stay" {
             eventually("the daemon answers", MAX_WAIT, || {
                 get(loopback_address(listener), "/").ok().filter(|it| it.status == 200).map(drop)

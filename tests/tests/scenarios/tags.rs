@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{Answer, Application, Mesh, Response, eventually, exchange_bytes, free_port};
+use leno_tests::{
+    Response, TestAnswer, TestApplication, TestMesh, eventually, exchange_bytes, free_port,
+};
 
 use crate::faults::connected_sidecar;
 
@@ -44,10 +46,10 @@ spec:
 ";
 
 /// Returns an application that responds with its version and the lane of the request.
-fn start_version(version: &'static str) -> Application {
-    Application::start(move |request| {
+fn start_version(version: &'static str) -> TestApplication {
+    TestApplication::start(move |request| {
         let lane = request.first_header("x-lane").unwrap_or("none");
-        Answer::ok(format!("version {version}, lane {lane}"))
+        TestAnswer::ok(format!("version {version}, lane {lane}"))
     })
 }
 
@@ -68,9 +70,9 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
 }
 
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
-    applications: Vec<Application>,
+    applications: Vec<TestApplication>,
 }
 
 impl Shop {
@@ -83,7 +85,7 @@ impl Shop {
         for (version, application) in [("1", &applications[0]), ("3", &applications[2])] {
             manifests += &workload_manifest(version, application.port());
         }
-        let mesh = Mesh::up(&manifests);
+        let mesh = TestMesh::up(&manifests);
         mesh.write("canary.yaml", &workload_manifest("2", applications[1].port()));
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
         Self { mesh, listener, applications: applications.into() }
@@ -155,22 +157,22 @@ spec:
 
 /// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
 /// a new connection.
-fn start_near(is_sick: &Arc<AtomicBool>) -> Application {
+fn start_near(is_sick: &Arc<AtomicBool>) -> TestApplication {
     let output = Arc::clone(is_sick);
-    Application::start(move |_| {
+    TestApplication::start(move |_| {
         let head = match output.load(Ordering::SeqCst) {
             true => "500 Sick",
             false => "200 OK",
         };
         let answer =
             format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear");
-        Answer::Bytes(answer.into_bytes())
+        TestAnswer::Bytes(answer.into_bytes())
     })
 }
 
 /// Starts a caller in zone a, with these instances in its zone and one in another.
-fn two_zones(near: Vec<Application>) -> Shop {
-    let far = Application::start(|_| Answer::ok("far"));
+fn two_zones(near: Vec<TestApplication>) -> Shop {
+    let far = TestApplication::start(|_| TestAnswer::ok("far"));
     let listener = free_port();
     let mut manifests = mesh_config("allow") + ZONES;
     manifests += &client_manifest("web", &[], &[("orders", listener)])
@@ -189,13 +191,13 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
         )
         .unwrap();
     }
-    let mesh = Mesh::up(&manifests);
+    let mesh = TestMesh::up(&manifests);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     Shop { mesh, listener, applications: near.into_iter().chain([far]).collect() }
 }
 
 #[test]
-fn another_zone_helps_out_while_nobody_is_well_in_the_callers() {
+fn another_zone_is_used_while_the_own_zone_has_no_healthy_endpoint() {
     let is_sick = Arc::new(AtomicBool::new(false));
     let mut shop = two_zones(vec![start_near(&is_sick)]);
     shop.wait_for_body("", "near");

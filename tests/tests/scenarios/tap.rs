@@ -7,26 +7,27 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    Answer, Application, Mesh, Program, eventually, exchange_bytes, free_port, leno_command,
+    TestAnswer, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes, free_port,
+    leno_command,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
-    _stock: Application,
+    _stock: TestApplication,
 }
 
 impl Shop {
     fn start_shop() -> Self {
-        let stock = Application::start(|request| {
+        let stock = TestApplication::start(|request| {
             match request.method_and_target().1.starts_with("/broken") {
-                true => Answer::Bytes(
+                true => TestAnswer::Bytes(
                     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec(),
                 ),
-                false => Answer::ok("ok"),
+                false => TestAnswer::ok("ok"),
             }
         });
         let listener = free_port();
@@ -35,7 +36,7 @@ impl Shop {
             server_manifest("stock", stock.port(), &[]),
             client_manifest("web", &[], &[("stock", listener)]),
         ];
-        let mesh = Mesh::up(&manifests.concat());
+        let mesh = TestMesh::up(&manifests.concat());
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), _stock: stock }
     }
 
@@ -47,21 +48,21 @@ impl Shop {
         exchange_bytes(self.listener, &head).expect("an answer").status
     }
 
-    fn start_tap(&self, arguments: &[&str]) -> Program {
+    fn start_tap(&self, arguments: &[&str]) -> TestProgram {
         let mut command = leno_command();
         command.arg("tap").args(arguments).arg("--data").arg(self.mesh.data_directory());
-        Program::start("leno tap", &mut command)
+        TestProgram::start("leno tap", &mut command)
     }
 }
 
 /// Returns the requests that a tap has printed.
-fn printed_requests(tap: &Program) -> Vec<Value> {
+fn printed_requests(tap: &TestProgram) -> Vec<Value> {
     let printed = tap.printed_output();
     printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 #[test]
-fn both_sidecars_tell_and_no_secret_is_reported() {
+fn both_sidecars_report_requests_without_secrets() {
     let shop = Shop::start_shop();
     let mut tap =
         shop.start_tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
@@ -230,7 +231,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 }
 
 #[test]
-fn what_cannot_be_tapped_is_refused_at_once() {
+fn invalid_tap_filters_are_rejected_at_once() {
     let shop = Shop::start_shop();
     let refused = |arguments: &[&str]| {
         let output = shop.mesh.run_leno(&[&["tap"], arguments].concat());

@@ -11,18 +11,19 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    Answer, Application, Mesh, Program, Response, eventually, exchange_bytes, free_port,
+    Response, TestAnswer, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
+    free_port,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// An issuer of tokens with its JWKS endpoint.
-struct Issuer {
+struct TokenIssuer {
     directory: TempDir,
     port: u16,
 }
 
-impl Issuer {
+impl TokenIssuer {
     /// Creates an issuer with a certificate for `localhost`, without any key.
     fn new() -> Self {
         let issuer = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
@@ -73,10 +74,10 @@ impl Issuer {
         std::fs::rename(new, self.file_path("www/keys.json")).expect("a file");
     }
 
-    fn start_server(&self) -> Program {
+    fn start_server(&self) -> TestProgram {
         let mut command = Command::new("python3");
         command.args(["-c", SERVER, &self.port.to_string(), &self.path_text("server.pem")]);
-        Program::start("issuer", command.arg(self.path_text("www")))
+        TestProgram::start("issuer", command.arg(self.path_text("www")))
     }
 
     /// Returns a token with these claims, signed with a key.
@@ -148,10 +149,10 @@ spec:
 }
 
 /// Returns an application that responds with the forwarded identity of the client.
-fn start_stock() -> Application {
-    Application::start(|request| {
+fn start_stock() -> TestApplication {
+    TestApplication::start(|request| {
         let token = request.first_header("authorization").map_or("", |_| " with a token");
-        Answer::ok(format!("{}{token}", request.first_header("x-user").unwrap_or("nobody")))
+        TestAnswer::ok(format!("{}{token}", request.first_header("x-user").unwrap_or("nobody")))
     })
 }
 
@@ -174,7 +175,7 @@ fn wait_for_status(listener: u16, token: &str, status: u16, why: &str) -> Respon
 
 #[test]
 fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
-    let (issuer, stock, listener) = (Issuer::new(), start_stock(), free_port());
+    let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
     issuer.make_key("one");
     issuer.make_key("two");
     issuer.publish_keys(&["one"]);
@@ -182,7 +183,7 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
         format!("{{url: \"https://localhost:{}/keys.json\", refreshInterval: 1s}}", issuer.port);
     let roots = issuer.path_text("roots.pem");
     let mesh =
-        Mesh::up_with(&strict_manifests(stock.port(), listener, &jwks), &["--jwks-ca", &roots]);
+        TestMesh::up_with(&strict_manifests(stock.port(), listener, &jwks), &["--jwks-ca", &roots]);
     let good = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
     let early = wait_for_status(
         listener,
@@ -240,9 +241,9 @@ fn tokens_are_verified_by_keys_that_the_control_plane_reads_and_reads_again() {
 
 #[test]
 fn keys_in_a_file_beside_the_rule_are_watched() {
-    let (issuer, stock, listener) = (Issuer::new(), start_stock(), free_port());
+    let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
     issuer.make_key("one");
-    let mesh = Mesh::up(&strict_manifests(stock.port(), listener, "{file: keys.jwks}"));
+    let mesh = TestMesh::up(&strict_manifests(stock.port(), listener, "{file: keys.jwks}"));
     let good = issuer.sign_token("one", &valid_claims(&["writers"]));
     wait_for_status(listener, &good, 401, "the keys of the token's issuer are not available yet");
     mesh.write("keys.jwks", &issuer.key_set(&["one"]));
@@ -260,14 +261,14 @@ fn keys_are_read_only_where_the_operator_permits() {
     let (stock, listener) = (start_stock(), free_port());
     let asked = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&asked);
-    let issuer = Application::start(move |_| {
+    let issuer = TestApplication::start(move |_| {
         counted.fetch_add(1, Ordering::Relaxed);
-        Answer::ok("{}")
+        TestAnswer::ok("{}")
     });
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
         let jwks =
             format!("{{url: \"http://{host}:{}/keys.json\", refreshInterval: 1s}}", issuer.port());
-        let mesh = Mesh::up_with(
+        let mesh = TestMesh::up_with(
             &strict_manifests(stock.port(), listener, &jwks),
             &["--jwks-allow", "10.0.0.0/8"],
         );
@@ -277,7 +278,7 @@ fn keys_are_read_only_where_the_operator_permits() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a path of text");
-    let mesh = Mesh::up_with(
+    let mesh = TestMesh::up_with(
         &strict_manifests(stock.port(), listener, "{file: keys.jwks}"),
         &["--jwks-files", folder],
     );
@@ -288,7 +289,7 @@ fn keys_are_read_only_where_the_operator_permits() {
 }
 
 /// Returns the reported problem of keys that cannot be read.
-fn key_problem(mesh: &Mesh) -> String {
+fn key_problem(mesh: &TestMesh) -> String {
     let said = mesh.get_json("rejected");
     let warnings = said["warnings"].as_array().expect("warnings");
     let of_keys = |it: &&Value| it["field"].as_str().is_some_and(|it| it.contains("jwks"));

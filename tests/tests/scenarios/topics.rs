@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use leno_tests::{Mesh, eventually, leno_command};
+use leno_tests::{TestMesh, eventually, leno_command};
 use serde_json::Value;
 
 #[test]
-fn every_topic_is_reported_in_yaml_as_in_json() {
-    let mesh = Mesh::up(TOPICS);
+fn every_topic_has_the_same_yaml_and_json() {
+    let mesh = TestMesh::up(TOPICS);
     let known = leno_command().args(["get", "--help"]).output().unwrap();
     let known = String::from_utf8(known.stdout).unwrap();
     for topic in [

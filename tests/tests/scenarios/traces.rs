@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest};
 use leno_tests::{
-    Answer, Application, Collector, Mesh, Response, eventually, exchange_bytes, free_port, get_page,
+    OtlpCollector, Response, TestAnswer, TestApplication, TestMesh, eventually, exchange_bytes,
+    free_port, get_page,
 };
 use serde_json::Value;
 
@@ -17,21 +18,21 @@ const PARENT: &str = "00f067aa0ba902b7";
 
 /// A shop with a stock that responds with its trace context, and fails at `/broken`.
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
-    stock: Application,
+    stock: TestApplication,
 }
 
 impl Shop {
     fn start_shop(tracing: &str) -> Self {
-        let stock = Application::start(|request| match request.method_and_target().1 {
-            "/broken" => Answer::Bytes(
+        let stock = TestApplication::start(|request| match request.method_and_target().1 {
+            "/broken" => TestAnswer::Bytes(
                 b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n".to_vec(),
             ),
-            _ => Answer::ok(request.first_header("traceparent").unwrap_or("none")),
+            _ => TestAnswer::ok(request.first_header("traceparent").unwrap_or("none")),
         });
         let listener = free_port();
-        let mesh = Mesh::up(&shop_manifests(&stock, listener, tracing));
+        let mesh = TestMesh::up(&shop_manifests(&stock, listener, tracing));
         Self { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), stock }
     }
 
@@ -71,7 +72,7 @@ impl Shop {
     }
 }
 
-fn shop_manifests(stock: &Application, listener: u16, tracing: &str) -> String {
+fn shop_manifests(stock: &TestApplication, listener: u16, tracing: &str) -> String {
     let config = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec:\n  defaultPolicy: allow\n{tracing}"
@@ -93,8 +94,8 @@ fn otlp_settings(sampling: &str, port: u16, protocol: &str) -> String {
 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
-fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
-    let collector = Collector::start();
+fn a_collector_receives_spans_of_both_sidecars_over_http_and_grpc() {
+    let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&otlp_settings("0%", collector.http, "http"));
     shop.waits_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
@@ -134,7 +135,7 @@ fn a_collector_hears_of_both_sidecars_over_http_and_over_grpc() {
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&otlp_settings("100%", collector.http, "http"));
     shop.waits_for_tracing();
     assert_eq!(shop.send_traced("/", 3, "00").status, 200);
@@ -151,7 +152,7 @@ fn the_parents_decision_is_kept_and_failures_are_reported_all_the_same() {
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_that_dies_costs_spans_and_no_request() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&otlp_settings("100%", collector.http, "http"));
     shop.waits_for_tracing();
     drop(collector);

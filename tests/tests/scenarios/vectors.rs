@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest};
-use leno_tests::{Answer, Application, Connection, Mesh, eventually, free_port};
+use leno_tests::{TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port};
 use serde_json::{Value, json};
 
 /// Groups about access decisions for meshed clients. The other groups, tested in `crates/control`, need fixed
@@ -73,10 +73,10 @@ fn wire_request(request: &Value) -> String {
 }
 
 #[test]
-fn access_is_as_its_vectors_say() {
-    let (stock, bytes) = (Application::start_echo(), Application::start_echo());
+fn access_decisions_match_the_vectors() {
+    let (stock, bytes) = (TestApplication::start_echo(), TestApplication::start_echo());
     let listeners = [free_port(), free_port(), free_port(), free_port()];
-    let mesh = Mesh::up(&shop_manifests(stock.port(), bytes.port(), listeners));
+    let mesh = TestMesh::up(&shop_manifests(stock.port(), bytes.port(), listeners));
     for name in ACCESS {
         let group = find_group("access/access.json", name);
         let config = json!({
@@ -147,7 +147,7 @@ fn inbound_result(listener: SocketAddr, case: &Value) -> Value {
         true => "\u{1}\u{2}\r\n\r\n".to_owned(),
         false => wire_request(request),
     };
-    let answer = Connection::open(listener).and_then(|mut connection| {
+    let answer = TestConnection::open(listener).and_then(|mut connection| {
         connection.send(head)?;
         connection.receive_response()
     });
@@ -164,16 +164,16 @@ fn inbound_result(listener: SocketAddr, case: &Value) -> Value {
 }
 
 #[test]
-fn routes_decide_as_their_vectors_say() {
+fn route_decisions_match_the_vectors() {
     let names = ["stock", "a", "b", "c"];
-    let applications = names.map(|name| Application::start(move |_| Answer::ok(name)));
+    let applications = names.map(|name| TestApplication::start(move |_| TestAnswer::ok(name)));
     let listener = free_port();
     let mut manifests = leno_tests::manifests::mesh_config("allow");
     for (name, application) in names.iter().zip(&applications) {
         manifests += &server_manifest(name, application.port(), &[]);
     }
     manifests += &client_manifest("web", &[], &[("stock.shop", listener)]);
-    let mesh = Mesh::up(&manifests);
+    let mesh = TestMesh::up(&manifests);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     for name in ROUTES {
         let group = find_group("routes/precedence.json", name);
@@ -185,7 +185,7 @@ fn routes_decide_as_their_vectors_say() {
 
 /// Returns the backend that responds, or the reason that none does.
 fn routing_result(listener: SocketAddr, request: &Value) -> Value {
-    let answer = Connection::open(listener).and_then(|mut connection| {
+    let answer = TestConnection::open(listener).and_then(|mut connection| {
         connection.send(wire_request(request))?;
         connection.receive_response()
     });

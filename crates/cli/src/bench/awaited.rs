@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_ends_with_max_wait_and_with_those_who_could_answer() {
+    async fn waiting_ends_at_the_limit_or_when_no_process_is_left() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = taken.local_addr().unwrap();
         drop(taken);

@@ -30,19 +30,19 @@ pub(crate) struct BackendArgs {
 impl BackendArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let shared = Rc::new(Shared::new(self.delay));
+        let shared = Rc::new(BackendState::new(self.delay));
         loopback::serve(self.port, |stream| serve_connection(stream, Rc::clone(&shared)))
     }
 }
 
 /// The state shared by all connections; there is one thread.
-struct Shared {
+struct BackendState {
     answered: Cell<u64>,
     answers: RefCell<HashMap<usize, Rc<[u8]>>>,
     delay: Duration,
 }
 
-impl Shared {
+impl BackendState {
     fn new(delay: Duration) -> Self {
         Self { answered: Cell::new(0), answers: RefCell::default(), delay }
     }
@@ -83,7 +83,7 @@ fn render_response(bytes: usize) -> Rc<[u8]> {
     answer.into()
 }
 
-async fn serve_connection(mut stream: TcpStream, shared: Rc<Shared>) {
+async fn serve_connection(mut stream: TcpStream, shared: Rc<BackendState>) {
     let mut received = Vec::with_capacity(HEAD_BYTES_MAX);
     let mut out = Vec::new();
     loop {
@@ -97,7 +97,7 @@ async fn serve_connection(mut stream: TcpStream, shared: Rc<Shared>) {
         if !shared.delay.is_zero() && !out.is_empty() {
             tokio::time::sleep(shared.delay).await;
         }
-        if stream.write_all(&out).await.is_err() || end == End::Close {
+        if stream.write_all(&out).await.is_err() || end == AfterResponse::Close {
             return;
         }
         out.clear();
@@ -106,22 +106,26 @@ async fn serve_connection(mut stream: TcpStream, shared: Rc<Shared>) {
 
 /// The state of a connection after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum AfterResponse {
     KeepAlive,
     Close,
 }
 
 /// Answers every complete request; `None` for an unsupported one. Requests of benchmark clients have no body.
-fn answer_all(received: &mut Vec<u8>, shared: &Shared, out: &mut Vec<u8>) -> Option<End> {
+fn answer_all(
+    received: &mut Vec<u8>,
+    shared: &BackendState,
+    out: &mut Vec<u8>,
+) -> Option<AfterResponse> {
     let mut taken = 0;
-    let mut end = End::KeepAlive;
+    let mut end = AfterResponse::KeepAlive;
     while let Some(length) = head_length(received.get(taken..)?) {
         let head = received.get(taken..taken + length)?;
         let mut words = head.split(|byte| *byte == b' ');
         let target = words.nth(1)?;
         shared.write_response(path_of(target), out);
         if asks_to_close(head) {
-            end = End::Close;
+            end = AfterResponse::Close;
         }
         taken += length;
     }
@@ -159,8 +163,8 @@ const HEAD_BYTES_MAX: usize = 16 * 1024;
 mod tests {
     use super::*;
 
-    fn responses_to(requests: &[u8]) -> (String, Option<End>, u64) {
-        let shared = Shared::new(Duration::ZERO);
+    fn responses_to(requests: &[u8]) -> (String, Option<AfterResponse>, u64) {
+        let shared = BackendState::new(Duration::ZERO);
         let mut received = requests.to_vec();
         let mut out = Vec::new();
         let end = answer_all(&mut received, &shared, &mut out);
@@ -168,23 +172,23 @@ mod tests {
     }
 
     #[test]
-    fn every_whole_request_is_answered_with_as_much_as_its_path_names() {
+    fn each_complete_request_gets_a_body_of_the_size_in_its_path() {
         let (text, end, count) = responses_to(
             b"GET /3 HTTP/1.1\r\nhost: a\r\n\r\nGET http://b/0?x HTTP/1.1\r\n\r\nGET /1",
         );
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("\r\n\r\nabcHTTP/1.1"));
         assert!(text.ends_with("content-length: 0\r\n\r\n"), "{text}");
-        assert_eq!((end, count), (Some(End::KeepAlive), 2));
+        assert_eq!((end, count), (Some(AfterResponse::KeepAlive), 2));
     }
 
     #[test]
-    fn a_client_that_wants_to_close_is_left_after_the_answer() {
+    fn the_connection_closes_after_the_response_if_the_client_asks_for_it() {
         let (_, end, count) = responses_to(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
-        assert_eq!((end, count), (Some(End::Close), 1));
+        assert_eq!((end, count), (Some(AfterResponse::Close), 1));
     }
 
     #[test]
-    fn asking_for_the_count_does_not_change_it() {
+    fn reading_the_count_does_not_change_it() {
         let (text, _, count) = responses_to(
             b"GET /count HTTP/1.1\r\n\r\nGET /7 HTTP/1.1\r\n\r\nGET /count HTTP/1.1\r\n\r\n",
         );
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_ends_the_connection() {
+    fn malformed_requests_close_the_connection() {
         assert_eq!(responses_to(b"\x16\x03\x01\r\n\r\n").1, None);
         assert_eq!(responses_to(&[b'x'; HEAD_BYTES_MAX]).1, None);
     }

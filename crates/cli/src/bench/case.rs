@@ -8,38 +8,38 @@ use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::child::{Child, Launch};
+use super::child::{BenchProcess, ProcessSpec};
 use super::contender::START_MAX_WAIT;
-use super::driver::Connecting;
+use super::driver::ConnectionMode;
 use super::layout::Layout;
-use super::rig::{DefaultPolicy, MeshRules, Rig};
+use super::rig::{BenchDefaultPolicy, MeshRules, Rig};
 use super::spring;
-use crate::ports::Ports;
+use crate::ports::ChosenPorts;
 
 /// One kind of work that every contender performs.
 #[derive(Debug, Clone)]
-pub(super) struct Case {
+pub(super) struct BenchCase {
     /// A short description.
     pub(super) name: String,
     /// The description for programs.
     pub(super) parameters: Map<String, Value>,
     pub(super) layout: Layout,
-    pub(super) app: App,
+    pub(super) app: BackendKind,
     /// The targets of requests: a role and a path each.
     pub(super) targets: Vec<(&'static str, String)>,
     pub(super) connections: u32,
     /// Requests per second; a closed loop if absent.
     pub(super) rate: Option<u32>,
-    pub(super) connecting: Connecting,
+    pub(super) connecting: ConnectionMode,
     /// The number of cores for proxies; those of the rig if absent.
     pub(super) proxy_cores: Option<usize>,
-    pub(super) default_policy: DefaultPolicy,
+    pub(super) default_policy: BenchDefaultPolicy,
     pub(super) rules: MeshRules,
     /// The delay of each response of the data source.
     pub(super) delay: Duration,
 }
 
-impl Case {
+impl BenchCase {
     /// Keep-alive connections to one server with `defaultPolicy: deny`.
     pub(super) fn keep_alive_pair(connections: u32, body: usize) -> Self {
         let parameters = json!({ "connections": connections, "body_bytes": body });
@@ -47,13 +47,13 @@ impl Case {
             name: format!("{}, {}", format_count(connections, "connection"), format_size(body)),
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
-            app: App::BuiltIn,
+            app: BackendKind::BuiltIn,
             targets: vec![("entry", format!("/{body}"))],
             connections,
             rate: None,
-            connecting: Connecting::KeepAlive,
+            connecting: ConnectionMode::KeepAlive,
             proxy_cores: None,
-            default_policy: DefaultPolicy::Deny,
+            default_policy: BenchDefaultPolicy::Deny,
             rules: MeshRules::Plain,
             delay: Duration::ZERO,
         }
@@ -69,7 +69,7 @@ impl Case {
 /// The applications behind the contenders, for suites with a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum App {
+pub(crate) enum BackendKind {
     /// Small built-in applications
     #[default]
     BuiltIn,
@@ -77,7 +77,7 @@ pub(crate) enum App {
     Spring,
 }
 
-impl App {
+impl BackendKind {
     /// Builds the prerequisites, which may take minutes the first time.
     ///
     /// # Errors
@@ -100,31 +100,31 @@ impl App {
 
 /// The applications behind the contenders.
 #[derive(Debug)]
-pub(super) struct Applications {
-    children: Vec<Child>,
+pub(super) struct BackendProcesses {
+    children: Vec<BenchProcess>,
     /// The ports of applications that count their responses.
     pub(super) counting: Vec<u16>,
 }
 
-impl Applications {
+impl BackendProcesses {
     /// Starts the applications of a case.
     ///
     /// # Errors
     /// If a process cannot be started.
     pub(super) async fn start(
         rig: &Rig,
-        case: &Case,
-        ports: &mut Ports<'_>,
+        case: &BenchCase,
+        ports: &mut ChosenPorts<'_>,
         dir: &Path,
     ) -> anyhow::Result<Self> {
-        if case.app == App::Spring {
+        if case.app == BackendKind::Spring {
             let children = spring::start(rig, ports, dir).await?;
             return Ok(Self { children, counting: Vec::new() });
         }
         let mut all = Self { children: Vec::new(), counting: Vec::new() };
-        let mut start = |name: &str, launch: Launch| {
+        let mut start = |name: &str, launch: ProcessSpec| {
             let launch = launch.with_cores(rig.load_cores.as_ref());
-            let child = Child::start(&launch, &dir.join(format!("{name}.log")));
+            let child = BenchProcess::start(&launch, &dir.join(format!("{name}.log")));
             all.children.push(child.with_context(|| format!("the application {name}"))?);
             anyhow::Ok(())
         };
@@ -145,7 +145,7 @@ impl Applications {
                 for service in ["ratings", "gateway"] {
                     let port = ports.port_for(service)?.to_string();
                     let mut launch =
-                        Launch::leno_command(["demo-service", service, "--port", &port])?;
+                        ProcessSpec::leno_command(["demo-service", service, "--port", &port])?;
                     launch.environment.push(("http_proxy".to_owned(), outbound.clone()));
                     start(service, launch)?;
                 }
@@ -169,7 +169,7 @@ impl Applications {
 
     /// Returns their process IDs.
     pub(super) fn pids(&self) -> Vec<u32> {
-        self.children.iter().filter_map(Child::pid).collect()
+        self.children.iter().filter_map(BenchProcess::pid).collect()
     }
 
     /// Fails if one of them has ended.
@@ -177,7 +177,7 @@ impl Applications {
     /// # Errors
     /// The exit status of the process.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
-        match self.children.iter_mut().find_map(Child::try_exit_status) {
+        match self.children.iter_mut().find_map(BenchProcess::try_exit_status) {
             Some(status) => bail!("an application exited, {status}"),
             None => Ok(()),
         }
@@ -185,7 +185,8 @@ impl Applications {
 
     /// Returns the end of their logs.
     pub(super) fn last_words(&self) -> String {
-        let words = self.children.iter().map(Child::last_words).filter(|words| !words.is_empty());
+        let words =
+            self.children.iter().map(BenchProcess::last_words).filter(|words| !words.is_empty());
         words.map(|words| format!("\noutput of an application:\n{words}")).collect()
     }
 
@@ -197,15 +198,23 @@ impl Applications {
     }
 }
 
-fn launch_backend(ports: &mut Ports<'_>, role: &str, delay: Duration) -> anyhow::Result<Launch> {
+fn launch_backend(
+    ports: &mut ChosenPorts<'_>,
+    role: &str,
+    delay: Duration,
+) -> anyhow::Result<ProcessSpec> {
     let (port, delay) = (ports.port_for(role)?.to_string(), format!("{}ms", delay.as_millis()));
-    Launch::leno_command(["bench", "backend", "--port", &port, "--delay", &delay])
+    ProcessSpec::leno_command(["bench", "backend", "--port", &port, "--delay", &delay])
 }
 
-fn launch_relay(ports: &mut Ports<'_>, role: &str, to: &[u16]) -> anyhow::Result<Launch> {
+fn launch_relay(
+    ports: &mut ChosenPorts<'_>,
+    role: &str,
+    to: &[u16],
+) -> anyhow::Result<ProcessSpec> {
     let port = ports.port_for(role)?.to_string();
     let to: Vec<String> = to.iter().map(ToString::to_string).collect();
-    Launch::leno_command(["bench", "relay", "--port", &port, "--to", &to.join(",")])
+    ProcessSpec::leno_command(["bench", "relay", "--port", &port, "--to", &to.join(",")])
 }
 
 /// Returns `1 connection`, `200 connections`.

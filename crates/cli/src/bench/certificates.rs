@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use leno_identity::{
-    Authority, CertificateRequest, Credential, LEAF_LIFETIME, PrivateKey, Subject,
+    Authority, CertificateRequest, CertificateSubject, Credential, LEAF_LIFETIME, PrivateKey,
 };
 use leno_model::{SpiffeId, TrustDomain, WorkloadName};
 
@@ -24,7 +24,7 @@ pub(super) fn issue_certificates(dir: &Path, names: &[&str]) -> anyhow::Result<(
         let workload: WorkloadName = format!("bench/{name}-1").parse().context("a workload")?;
         let key = PrivateKey::generate();
         let request = CertificateRequest::from_der(&key.certificate_request())?;
-        let subject = Subject { id: &id, workload: Some(&workload), instance: None };
+        let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
         let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
         let state = dir.join(name);
         Credential::new(key, issued)?.save(&state).context("cannot save a credential")?;

@@ -16,7 +16,7 @@ use super::cores::Cores;
 
 /// The parameters of a process.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Launch {
+pub(super) struct ProcessSpec {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
     /// Additional environment variables.
@@ -25,7 +25,7 @@ pub(super) struct Launch {
     pub(super) cores: Option<Cores>,
 }
 
-impl Launch {
+impl ProcessSpec {
     /// Creates a command for all cores.
     pub(super) fn new<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
         let command = command.into_iter().map(Into::into).collect();
@@ -53,7 +53,7 @@ impl Launch {
 
 /// A running process, in a process group of its own that is killed on drop.
 #[derive(Debug)]
-pub(super) struct Child {
+pub(super) struct BenchProcess {
     process: tokio::process::Child,
     /// Its standard output, if this process reads it.
     out: Option<BufReader<ChildStdout>>,
@@ -63,12 +63,12 @@ pub(super) struct Child {
     log: PathBuf,
 }
 
-impl Child {
+impl BenchProcess {
     /// Starts a command with its output in `log`.
     ///
     /// # Errors
     /// If the file or the process cannot be created.
-    pub(super) fn start(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
+    pub(super) fn start(launch: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         let errors = out.try_clone().context("cannot duplicate the handle of a log file")?;
         Self::spawn(launch, log, Stdio::null(), [out.into(), errors.into()])
@@ -77,8 +77,8 @@ impl Child {
     /// Starts a command with a piped standard output; standard error goes to `log`.
     ///
     /// # Errors
-    /// As [`Child::start`].
-    pub(super) fn start_piped(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
+    /// As [`BenchProcess::start`].
+    pub(super) fn start_piped(launch: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
         let errors =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         Self::spawn(launch, log, Stdio::null(), [Stdio::piped(), errors.into()])
@@ -87,8 +87,8 @@ impl Child {
     /// Starts a command with a piped standard input as well.
     ///
     /// # Errors
-    /// As [`Child::start`].
-    pub(super) fn start_talking(launch: &Launch, log: &Path) -> anyhow::Result<Self> {
+    /// As [`BenchProcess::start`].
+    pub(super) fn start_talking(launch: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
         let errors =
             File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         Self::spawn(launch, log, Stdio::piped(), [Stdio::piped(), errors.into()])
@@ -108,7 +108,7 @@ impl Child {
     }
 
     fn spawn(
-        launch: &Launch,
+        launch: &ProcessSpec,
         log: &Path,
         input: Stdio,
         [out, errors]: [Stdio; 2],
@@ -194,7 +194,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for BenchProcess {
     fn drop(&mut self) {
         self.send_signal(Signal::KILL);
     }

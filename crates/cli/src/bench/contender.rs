@@ -16,12 +16,12 @@ use serde::Serialize;
 
 use super::layout::Layout;
 use super::rig::Rig;
-use crate::ports::Ports;
-use description::Description;
+use crate::ports::ChosenPorts;
+use description::ContenderDescription;
 
-pub(super) use installed::{InstallArgs, contenders_directory};
-pub(super) use leno::Sight;
-pub(super) use running::{Part, Running, START_MAX_WAIT};
+pub(super) use installed::{BenchInstallArgs, contenders_directory};
+pub(super) use leno::BenchObservability;
+pub(super) use running::{ProcessRole, RunningContender, START_MAX_WAIT};
 
 /// The proxies under test.
 #[derive(Debug, Clone)]
@@ -31,9 +31,9 @@ pub(super) enum Contender {
     /// The built-in bare TCP forwarder.
     Floor,
     /// Leno's sidecars.
-    Leno(Sight),
+    Leno(BenchObservability),
     /// Proxies described by contender files, one file per layout.
-    Described(Vec<Description>),
+    Described(Vec<ContenderDescription>),
 }
 
 /// The name of a contender on the command line.
@@ -42,17 +42,17 @@ pub(crate) struct ContenderName(String);
 
 /// The description of a contender in reports.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Facts {
+pub(super) struct ContenderFacts {
     pub(super) name: String,
     pub(super) about: String,
     pub(super) version: String,
     /// Its processes, exactly as started, per layout.
-    pub(super) configuration: Vec<Configured>,
+    pub(super) configuration: Vec<ProcessConfiguration>,
 }
 
 /// One process of a contender, exactly as started.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Configured {
+pub(super) struct ProcessConfiguration {
     pub(super) layout: Layout,
     pub(super) process: String,
     pub(super) command: Vec<String>,
@@ -61,12 +61,12 @@ pub(super) struct Configured {
 }
 
 /// The environment of one run.
-pub(super) struct Place<'a, 'b> {
+pub(super) struct RunEnvironment<'a, 'b> {
     pub(super) rig: &'a Rig,
     pub(super) layout: Layout,
     /// The directory of this run.
     pub(super) dir: PathBuf,
-    pub(super) ports: &'a mut Ports<'b>,
+    pub(super) ports: &'a mut ChosenPorts<'b>,
 }
 
 impl Contender {
@@ -76,7 +76,7 @@ impl Contender {
     /// If a contender file cannot be used.
     pub(super) fn load(name: &ContenderName) -> anyhow::Result<Self> {
         if let Some(path) = name.0.strip_prefix("command:") {
-            let description = Description::load(Path::new(path))?;
+            let description = ContenderDescription::load(Path::new(path))?;
             let taken = NAMES.contains(&description.name.as_str());
             if taken {
                 bail!("{path}: the name `{}` is in use: choose another one", description.name);
@@ -86,8 +86,8 @@ impl Contender {
         Ok(match name.0.as_str() {
             "none" => Self::None,
             "floor" => Self::Floor,
-            "leno" => Self::Leno(Sight::Nothing),
-            "leno-seen" => Self::Leno(Sight::Everything),
+            "leno" => Self::Leno(BenchObservability::Nothing),
+            "leno-seen" => Self::Leno(BenchObservability::Everything),
             name => Self::Described(built_in::built_in_descriptions(name)?),
         })
     }
@@ -97,8 +97,8 @@ impl Contender {
         match self {
             Self::None => "none",
             Self::Floor => "floor",
-            Self::Leno(Sight::Nothing) => "leno",
-            Self::Leno(Sight::Everything) => "leno-seen",
+            Self::Leno(BenchObservability::Nothing) => "leno",
+            Self::Leno(BenchObservability::Everything) => "leno-seen",
             Self::Described(all) => all.first().map_or("", |first| &first.name),
         }
     }
@@ -107,7 +107,11 @@ impl Contender {
     ///
     /// # Errors
     /// The missing prerequisite, and a hint.
-    pub(super) fn check_support(&self, rig: &Rig, layout: Layout) -> anyhow::Result<Facts> {
+    pub(super) fn check_support(
+        &self,
+        rig: &Rig,
+        layout: Layout,
+    ) -> anyhow::Result<ContenderFacts> {
         let ours = || env!("CARGO_PKG_VERSION").to_owned();
         let (about, version) = match self {
             Self::None => (ABOUT_NONE.to_owned(), String::new()),
@@ -122,21 +126,24 @@ impl Contender {
             }
         };
         let name = self.name().to_owned();
-        Ok(Facts { name, about, version, configuration: Vec::new() })
+        Ok(ContenderFacts { name, about, version, configuration: Vec::new() })
     }
 
     /// Starts it. Requests may fail at first.
     ///
     /// # Errors
     /// If one of its processes cannot be started.
-    pub(super) async fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-        std::fs::create_dir_all(&place.dir)
-            .with_context(|| format!("cannot create {}", place.dir.display()))?;
+    pub(super) async fn start(
+        &self,
+        environment: &mut RunEnvironment<'_, '_>,
+    ) -> anyhow::Result<RunningContender> {
+        std::fs::create_dir_all(&environment.dir)
+            .with_context(|| format!("cannot create {}", environment.dir.display()))?;
         match self {
-            Self::None => start_without_proxy(place),
-            Self::Floor => start_floor(place),
-            Self::Leno(sight) => leno::start(place, *sight).await,
-            Self::Described(all) => description_for(all, place.layout)?.start(place),
+            Self::None => start_without_proxy(environment),
+            Self::Floor => start_floor(environment),
+            Self::Leno(sight) => leno::start(environment, *sight).await,
+            Self::Described(all) => description_for(all, environment.layout)?.start(environment),
         }
     }
 }
@@ -158,14 +165,19 @@ impl fmt::Display for ContenderName {
     }
 }
 
-fn description_for(all: &[Description], layout: Layout) -> anyhow::Result<&Description> {
+fn description_for(
+    all: &[ContenderDescription],
+    layout: Layout,
+) -> anyhow::Result<&ContenderDescription> {
     let found = all.iter().find(|description| description.layout == layout);
     found.with_context(|| format!("it has no contender file for the layout `{layout}`"))
 }
 
 /// Clients connect to the ports of the backends.
-fn start_without_proxy(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-    let roads: &[(&str, &str)] = match place.layout {
+fn start_without_proxy(
+    environment: &mut RunEnvironment<'_, '_>,
+) -> anyhow::Result<RunningContender> {
+    let roads: &[(&str, &str)] = match environment.layout {
         Layout::Http | Layout::Tcp => &[("entry", "backend")],
         Layout::Bookinfo => {
             &[("entry-ratings", "ratings"), ("entry-gateway", "gateway"), ("outbound", "ratings")]
@@ -181,18 +193,24 @@ fn start_without_proxy(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
         ],
     };
     for (listener, backend) in roads {
-        let port = place.ports.port_for(backend)?;
-        place.ports.share_port(listener, port);
+        let port = environment.ports.port_for(backend)?;
+        environment.ports.share_port(listener, port);
     }
-    Ok(Running::default())
+    Ok(RunningContender::default())
 }
 
-fn start_floor(place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-    let port = place.ports.port_for("entry")?.to_string();
-    let to = place.ports.port_for("backend")?.to_string();
-    let mut running = Running::default();
+fn start_floor(environment: &mut RunEnvironment<'_, '_>) -> anyhow::Result<RunningContender> {
+    let port = environment.ports.port_for("entry")?.to_string();
+    let to = environment.ports.port_for("backend")?.to_string();
+    let mut running = RunningContender::default();
     let arguments = ["bench", "floor", "--port", &port, "--to", &to].map(str::to_owned);
-    running.start_leno(place, Part::Proxy, "forwarder", arguments.to_vec(), Vec::new())?;
+    running.start_leno(
+        environment,
+        ProcessRole::Proxy,
+        "forwarder",
+        arguments.to_vec(),
+        Vec::new(),
+    )?;
     Ok(running)
 }
 

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_leaves_something_for_both() {
+    fn a_split_leaves_cores_for_both_sides() {
         let three = Cores(vec![0, 1, 3]);
         assert_eq!(three.split(1), Some((Cores(vec![0]), Cores(vec![1, 3]))));
         assert_eq!((three.split(3), three.split(4), three.split(0)), (None, None, None));

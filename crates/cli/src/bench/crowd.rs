@@ -5,8 +5,8 @@
 //! traffic. Once all of them have all endpoints, the crowd executes orders: sidecars move, and it reports when
 //! the others received the change.
 
-mod obey;
-mod order;
+mod command;
+mod execute;
 mod state;
 
 use std::cell::Cell;
@@ -20,10 +20,10 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::Args;
 use leno_discovery::{
-    ALPN, Hello, JOIN_ALPN, Request, Subscriber, Update, follow_control_plane, join,
+    ALPN, ConfigUpdate, Hello, JOIN_ALPN, ProxyRequest, Subscriber, follow_control_plane, join,
 };
 use leno_identity::{
-    Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
+    CertificateBundle, Credential, JoinBundle, PrivateKey, Roots, client_config, control_id,
     join_client_config,
 };
 use leno_model::{ServiceName, WorkloadName};
@@ -36,10 +36,10 @@ use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use self::state::{CrowdState, Seat};
+use self::state::{CrowdState, MemberState};
 use crate::{limits, output, stop};
 
-pub(super) use self::order::{Order, Reported, Seen};
+pub(super) use self::command::{ChangeDelivery, CrowdCommand, CrowdReply};
 pub(super) use self::state::since_1970;
 
 /// Arguments of the hidden `leno bench crowd`.
@@ -105,10 +105,10 @@ async fn run_members(plan: CrowdPlan) -> anyhow::Result<()> {
             changed.notify_one();
         };
         let (joining, state) = (Rc::clone(&joining), Rc::clone(&state));
-        let life = Life { member, at, control: plan.control, state };
+        let life = CrowdSidecar { member, at, control: plan.control, state };
         members.spawn_local(life.run_member(joining, requests, complete));
     }
-    let obeying = obey::execute_orders(&state);
+    let obeying = execute::execute_orders(&state);
     tokio::pin!(obeying);
     let mut reported = false;
     loop {
@@ -126,11 +126,13 @@ async fn run_members(plan: CrowdPlan) -> anyhow::Result<()> {
 }
 
 /// Creates the shared state of a member, and the receiver of its requests.
-fn create_seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Request>) {
+fn create_seat(
+    member: &CrowdMember,
+) -> (anyhow::Result<MemberState>, mpsc::Receiver<ProxyRequest>) {
     let (requests, receiver) = mpsc::channel(1);
     let seat = || {
         let uses = member.services.iter().map(|(service, _)| service.parse());
-        anyhow::Ok(Seat {
+        anyhow::Ok(MemberState {
             workload: member.workload.parse().context("a workload")?,
             port: member.port,
             uses: uses.collect::<Result<_, _>>().context("a service")?,
@@ -142,7 +144,7 @@ fn create_seat(member: &CrowdMember) -> (anyhow::Result<Seat>, mpsc::Receiver<Re
 }
 
 /// One sidecar.
-struct Life {
+struct CrowdSidecar {
     member: CrowdMember,
     /// Its index in the crowd.
     at: usize,
@@ -150,13 +152,13 @@ struct Life {
     state: Rc<CrowdState>,
 }
 
-impl Life {
+impl CrowdSidecar {
     /// Runs from the token to the end of the crowd; reconnects when a stream ends. `complete` is called once,
     /// when it has all endpoints of its services.
     async fn run_member(
         self,
         joining: Rc<Semaphore>,
-        mut requests: mpsc::Receiver<Request>,
+        mut requests: mpsc::Receiver<ProxyRequest>,
         complete: impl Fn(),
     ) -> anyhow::Result<()> {
         let Self { member, at, control, state } = self;
@@ -172,7 +174,7 @@ impl Life {
         drop(permit);
         let mut stream = Some(first);
         let reported = Cell::new(false);
-        let mut apply = |update: Update| {
+        let mut apply = |update: ConfigUpdate| {
             if !reported.get() && has_all_endpoints(&update, &wanted) {
                 reported.set(true);
                 complete();
@@ -222,7 +224,7 @@ impl Life {
 }
 
 /// True if all endpoints of these services are known.
-fn has_all_endpoints(update: &Update, wanted: &BTreeMap<ServiceName, usize>) -> bool {
+fn has_all_endpoints(update: &ConfigUpdate, wanted: &BTreeMap<ServiceName, usize>) -> bool {
     wanted.iter().all(|(service, endpoints)| {
         let view = update.snapshot.services.get(service);
         view.is_some_and(|view| {
@@ -246,7 +248,7 @@ async fn join_mesh(
     let issued = join(stream, &bundle.token, workload, &key.certificate_request()).await?;
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
     let chain = issued.chain.into_iter().map(Into::into).collect();
-    let credential = Credential::new(key, Issued::new(chain, roots)?)?;
+    let credential = Credential::new(key, CertificateBundle::new(chain, roots)?)?;
     let credential = Arc::new(credential);
     Ok((connect_with_credential(control, &credential).await?, credential))
 }

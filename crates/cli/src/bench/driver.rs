@@ -12,13 +12,13 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::child::{Child, Launch};
+use super::child::{BenchProcess, ProcessSpec};
 use super::rig::Rig;
 
 /// A load generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Driver {
+pub(crate) enum LoadGenerator {
     /// `leno load`
     #[default]
     Leno,
@@ -30,7 +30,7 @@ pub(crate) enum Driver {
 
 /// The requested load.
 #[derive(Debug, Clone)]
-pub(super) struct Demand {
+pub(super) struct LoadSpec {
     /// The targets of requests, in turn.
     pub(super) urls: Vec<String>,
     pub(super) connections: u32,
@@ -38,13 +38,13 @@ pub(super) struct Demand {
     pub(super) rate: Option<u32>,
     pub(super) warm_up: Duration,
     pub(super) duration: Duration,
-    pub(super) connecting: Connecting,
+    pub(super) connecting: ConnectionMode,
 }
 
 /// Connection reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Connecting {
+pub(super) enum ConnectionMode {
     /// Connections are opened once.
     KeepAlive,
     /// A connection is opened for each request.
@@ -53,7 +53,7 @@ pub(super) enum Connecting {
 
 /// The results of a load generator.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Found {
+pub(super) struct LoadResult {
     pub(super) requests: u64,
     /// Requests without success, for any reason.
     pub(super) errors: u64,
@@ -62,12 +62,12 @@ pub(super) struct Found {
     #[serde(default)]
     pub(super) statuses: BTreeMap<String, u64>,
     pub(super) rps: f64,
-    pub(super) latency_us: LatencyFound,
+    pub(super) latency_us: LoadLatency,
 }
 
 /// Latencies in microseconds; absent if no request succeeded.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub(super) struct LatencyFound {
+pub(super) struct LoadLatency {
     pub(super) mean: Option<f64>,
     pub(super) p50: Option<f64>,
     pub(super) p90: Option<f64>,
@@ -79,23 +79,23 @@ pub(super) struct LatencyFound {
 
 /// A load in progress.
 #[derive(Debug)]
-pub(super) struct Load {
-    child: Child,
+pub(super) struct RunningLoad {
+    child: BenchProcess,
     /// The start of the measurement.
     pub(super) measured_from: Instant,
-    report: Report,
+    report: ResultSource,
 }
 
 /// The source of the results.
 #[derive(Debug)]
-enum Report {
+enum ResultSource {
     /// The end of standard output, as JSON.
     Printed,
     /// A file of single requests.
     Samples(jmeter::Samples),
 }
 
-impl Driver {
+impl LoadGenerator {
     /// Builds the prerequisites, which may take minutes the first time.
     ///
     /// # Errors
@@ -114,15 +114,15 @@ impl Driver {
     pub(super) async fn start(
         self,
         rig: &Rig,
-        demand: &Demand,
+        demand: &LoadSpec,
         dir: &Path,
-    ) -> anyhow::Result<Load> {
+    ) -> anyhow::Result<RunningLoad> {
         match self {
             Self::Leno => {
                 let launch = launch_leno(demand)?.with_cores(rig.load_cores.as_ref());
-                let child = Child::start_piped(&launch, &dir.join(LOG))?;
+                let child = BenchProcess::start_piped(&launch, &dir.join(LOG))?;
                 let measured_from = Instant::now() + demand.warm_up;
-                Ok(Load { child, measured_from, report: Report::Printed })
+                Ok(RunningLoad { child, measured_from, report: ResultSource::Printed })
             }
             Self::Wrk => wrk::start(rig, demand, dir).await,
             Self::Jmeter => jmeter::start(rig, demand, dir).await,
@@ -147,7 +147,7 @@ impl Driver {
     }
 }
 
-impl Load {
+impl RunningLoad {
     /// Returns its process ID; `None` once it has ended.
     pub(super) fn pid(&self) -> Option<u32> {
         self.child.pid()
@@ -157,26 +157,26 @@ impl Load {
     ///
     /// # Errors
     /// If it failed, or its output cannot be parsed.
-    pub(super) async fn finish(mut self) -> anyhow::Result<Found> {
+    pub(super) async fn finish(mut self) -> anyhow::Result<LoadResult> {
         let (status, text) = self.child.wait_with_output().await?;
         let failed = || {
             let words = self.child.last_words();
             anyhow::anyhow!("the load generator failed, {status}: {text}{words}")
         };
         match &self.report {
-            Report::Printed => {
+            ResultSource::Printed => {
                 let json = text.find('{').and_then(|at| text.get(at..)).ok_or_else(failed)?;
                 serde_json::from_str(json).with_context(|| {
                     format!("cannot parse the output of the load generator: {text}")
                 })
             }
-            Report::Samples(samples) if status.success() => samples.read(),
-            Report::Samples(_) => Err(failed()),
+            ResultSource::Samples(samples) if status.success() => samples.read(),
+            ResultSource::Samples(_) => Err(failed()),
         }
     }
 }
 
-fn launch_leno(demand: &Demand) -> anyhow::Result<Launch> {
+fn launch_leno(demand: &LoadSpec) -> anyhow::Result<ProcessSpec> {
     let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis());
     let mut arguments = vec![
         "load".to_owned(),
@@ -194,11 +194,11 @@ fn launch_leno(demand: &Demand) -> anyhow::Result<Launch> {
     if let Some(rate) = demand.rate {
         arguments.extend(["--rate".to_owned(), rate.to_string()]);
     }
-    if demand.connecting == Connecting::Fresh {
+    if demand.connecting == ConnectionMode::Fresh {
         arguments.push("--disable-keepalive".to_owned());
     }
     arguments.extend(demand.urls.iter().cloned());
-    Launch::leno_command(arguments)
+    ProcessSpec::leno_command(arguments)
 }
 
 fn whole_seconds(duration: Duration) -> u64 {
@@ -213,19 +213,19 @@ pub(super) mod tests {
     use super::*;
 
     /// A constant rate to one server.
-    pub(super) fn constant_rate_demand() -> Demand {
-        Demand {
+    pub(super) fn constant_rate_demand() -> LoadSpec {
+        LoadSpec {
             urls: vec!["http://127.0.0.1:1/".to_owned()],
             connections: 7,
             rate: Some(100),
             warm_up: Duration::from_millis(500),
             duration: Duration::from_secs(2),
-            connecting: Connecting::KeepAlive,
+            connecting: ConnectionMode::KeepAlive,
         }
     }
 
     #[test]
-    fn our_generator_is_reported_everything() {
+    fn leno_load_gets_every_setting() {
         let launch = launch_leno(&constant_rate_demand()).unwrap();
         let words: Vec<_> =
             launch.command.iter().skip(1).map(|word| word.to_str().unwrap()).collect();

@@ -7,14 +7,14 @@ mod lines;
 mod panel;
 mod tables;
 
-use super::contender::Facts;
+use super::contender::ContenderFacts;
 use super::figures::{escape, format_figure};
-use super::report::{CaseReport, Report};
+use super::report::{CaseReport, SuiteReport};
 
-pub(super) use axis::Scale;
+pub(super) use axis::AxisScale;
 
 /// Renders the page of some reports.
-pub(super) fn render_page(reports: &[Report]) -> String {
+pub(super) fn render_page(reports: &[SuiteReport]) -> String {
     let title = match reports {
         [report] => format!("leno bench {}: {}", report.suite, report.title),
         _ => "leno bench".to_owned(),
@@ -38,7 +38,7 @@ pub(super) fn render_page(reports: &[Report]) -> String {
     )
 }
 
-fn render_report(report: &Report) -> String {
+fn render_report(report: &SuiteReport) -> String {
     [
         format!("<section id=\"{}\">", escape(report.suite)),
         render_header(report),
@@ -53,7 +53,7 @@ fn render_report(report: &Report) -> String {
     .concat()
 }
 
-fn render_header(report: &Report) -> String {
+fn render_header(report: &SuiteReport) -> String {
     let machine = &report.machine;
     let mut chips = vec![
         ("processor", machine.processor.clone()),
@@ -91,7 +91,7 @@ fn render_header(report: &Report) -> String {
 }
 
 /// Returns the headline: the relative cost of the other contenders, if known.
-fn render_headline(report: &Report) -> String {
+fn render_headline(report: &SuiteReport) -> String {
     let Some(case) = report.cases.first() else {
         return String::new();
     };
@@ -120,7 +120,7 @@ fn render_headline(report: &Report) -> String {
     format!("<div class=\"headline\">{cards}</div>")
 }
 
-fn tables_and_plots(report: &Report) -> String {
+fn tables_and_plots(report: &SuiteReport) -> String {
     let plots: String = report.plots.iter().map(|plot| panel::of_plot(report, plot)).collect();
     let plots = match plots.is_empty() {
         true => plots,
@@ -134,7 +134,7 @@ fn tables_and_plots(report: &Report) -> String {
 }
 
 /// Renders the first case open; with many cases the others are collapsed.
-fn render_cases(report: &Report) -> String {
+fn render_cases(report: &SuiteReport) -> String {
     let many = report.cases.len() > CASES_OPEN;
     let mut text = String::new();
     for (index, case) in report.cases.iter().enumerate() {
@@ -161,7 +161,7 @@ fn describe_cores(case: &CaseReport) -> String {
     }
 }
 
-fn render_published_tables(report: &Report) -> String {
+fn render_published_tables(report: &SuiteReport) -> String {
     let tables: String = report.published.iter().map(tables::of_published).collect();
     match tables.is_empty() {
         true => tables,
@@ -169,7 +169,7 @@ fn render_published_tables(report: &Report) -> String {
     }
 }
 
-fn render_contenders(report: &Report) -> String {
+fn render_contenders(report: &SuiteReport) -> String {
     let list: String = report.contenders.iter().map(render_contender).collect();
     let skipped: String = report
         .skipped
@@ -186,7 +186,7 @@ fn render_contenders(report: &Report) -> String {
     format!("<h2>Contenders and their exact configuration</h2>{skipped}{list}")
 }
 
-fn render_contender(facts: &Facts) -> String {
+fn render_contender(facts: &ContenderFacts) -> String {
     let processes = facts.configuration.iter().map(|process| {
         let command = escape(&process.command.join(" "));
         let files = process
@@ -209,7 +209,7 @@ fn render_contender(facts: &Facts) -> String {
     )
 }
 
-fn render_diagnostics(report: &Report) -> String {
+fn render_diagnostics(report: &SuiteReport) -> String {
     let list = |texts: &[String]| -> String {
         texts.iter().map(|text| format!("<li>{}</li>", escape(text))).collect()
     };

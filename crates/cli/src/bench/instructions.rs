@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::child::{Child, Launch};
+use super::child::{BenchProcess, ProcessSpec};
 
 /// Returns the reason why this machine counts no instructions; `None` if it does.
 pub(super) fn unavailable_reason() -> Option<String> {
@@ -25,12 +25,12 @@ pub(super) fn unavailable_reason() -> Option<String> {
 
 /// A count in progress.
 #[derive(Debug)]
-pub(super) struct Counting {
-    child: Child,
+pub(super) struct InstructionCount {
+    child: BenchProcess,
     file: PathBuf,
 }
 
-impl Counting {
+impl InstructionCount {
     /// Counts the instructions of some processes from now on, for a period.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Counting {
         command.extend(["-p".into(), pids.join(",").into(), "-o".into(), file.clone().into()]);
         let seconds = format!("{:.3}", length.as_secs_f64());
         command.extend(["--", "sleep", &seconds].map(Into::into));
-        let child = Child::start(&Launch::new(command), &dir.join("perf.log"))?;
+        let child = BenchProcess::start(&ProcessSpec::new(command), &dir.join("perf.log"))?;
         Ok(Self { child, file })
     }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_is_found_where_there_is_one() {
+    fn an_instruction_count_is_parsed_if_present() {
         for (text, count) in [
             (
                 "# started on x\n\n123456,,instructions,1000000,100.00,1.2,insn per cycle\n",

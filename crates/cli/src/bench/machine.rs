@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// The facts about the machine that a reader needs.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Machine {
+pub(super) struct MachineFacts {
     pub(super) processor: String,
     pub(super) cores: usize,
     pub(super) memory_mib: u64,
@@ -20,7 +20,7 @@ pub(super) struct Machine {
     pub(super) stolen: f64,
 }
 
-impl Machine {
+impl MachineFacts {
     /// Reads the facts from Linux.
     pub(super) fn read_facts() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
@@ -77,11 +77,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_linux_tells_is_understood() {
+    fn files_of_proc_are_parsed() {
         assert_eq!(field("a\t: b\nmodel name\t: X 9\n", "model name"), Some("X 9"));
         assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"X 1\"\n"), "X 1");
         assert_eq!(parse_stolen_time("cpu  10 0 10 60 0 0 0 20 5 5\n"), 0.2);
         assert_eq!(parse_stolen_time(""), 0.0);
-        assert!(Machine::read_facts().cores > 0);
+        assert!(MachineFacts::read_facts().cores > 0);
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use tokio::time::timeout;
 
-use super::child::{Child, Launch};
+use super::child::{BenchProcess, ProcessSpec};
 use super::rig::Rig;
 
 /// A Maven project.
 #[derive(Debug)]
-pub(super) struct Project {
+pub(super) struct MavenProject {
     /// Its name in the cache directory.
     pub(super) name: &'static str,
     /// A description for people.
@@ -27,7 +27,7 @@ pub(super) struct Project {
 ///
 /// # Errors
 /// If a tool is missing, or Maven fails.
-pub(super) async fn build_product(project: &Project, rig: &Rig) -> anyhow::Result<PathBuf> {
+pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::Result<PathBuf> {
     let cache = rig.cache.as_path();
     let place = cache.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
     if place.is_dir() {
@@ -65,7 +65,7 @@ pub(super) fn require_tool(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Resu
     )
 }
 
-async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
+async fn build(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
     for (path, text) in project.sources {
         let file = dir.join(path);
         let above = file.parent().unwrap_or(dir);
@@ -78,7 +78,7 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
         .map(Into::into)
         .collect::<Vec<std::ffi::OsString>>();
     command.extend([dir.join("pom.xml").into(), "package".into()]);
-    let mut maven = Child::start(&Launch::new(command), &dir.join("maven.log"))?;
+    let mut maven = BenchProcess::start(&ProcessSpec::new(command), &dir.join("maven.log"))?;
     let Ok(ended) = timeout(BUILD_MAX_WAIT, maven.wait_with_output()).await else {
         bail!("the build did not finish within {BUILD_MAX_WAIT:?}: {}", maven.last_words());
     };
@@ -90,7 +90,7 @@ async fn build(project: &Project, dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Different sources have a different product.
-fn source_fingerprint(project: &Project) -> u64 {
+fn source_fingerprint(project: &MavenProject) -> u64 {
     let mut hasher = DefaultHasher::new();
     project.sources.hash(&mut hasher);
     hasher.finish()
@@ -104,11 +104,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_missing_is_named_with_what_to_install() {
+    async fn missing_tools_are_named_with_their_package() {
         let empty = tempfile::tempdir().unwrap();
         let [bin, cache] = ["bin", "cache"].map(|name| empty.path().join(name));
         let rig = Rig::new(vec![bin], PathBuf::new(), cache.clone()).unwrap();
-        let project = Project { name: "thing", about: "a thing", sources: &[], product: "target" };
+        let project =
+            MavenProject { name: "thing", about: "a thing", sources: &[], product: "target" };
         let error = build_product(&project, &rig).await.unwrap_err().to_string();
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");

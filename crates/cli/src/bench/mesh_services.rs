@@ -10,12 +10,12 @@ use leno_identity::JoinBundle;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::child::{Child, Launch};
+use super::child::{BenchProcess, ProcessSpec};
 use super::rig::Rig;
 use super::sample;
 use crate::ask;
-use crate::get::Mesh;
-use crate::ports::Ports;
+use crate::get::MeshSocket;
+use crate::ports::ChosenPorts;
 
 /// The cost of a mesh with a number of services.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -46,16 +46,19 @@ pub(super) async fn measure_services(rig: &Rig, services: usize) -> anyhow::Resu
 async fn run(
     rig: &Rig,
     dir: &Path,
-    ports: &mut Ports<'_>,
+    ports: &mut ChosenPorts<'_>,
     services: usize,
 ) -> anyhow::Result<MeshServices> {
     let application = ports.port_for("application")?;
     write_manifests(&dir.join("mesh"), ports, services)?;
     let address = ports.address_for("control")?;
-    let backend = Launch::leno_command(["bench", "backend", "--port", &application.to_string()])?;
     let backend =
-        Child::start(&backend.with_cores(rig.load_cores.as_ref()), &dir.join("backend.log"))?;
-    let control = Launch::leno_command([
+        ProcessSpec::leno_command(["bench", "backend", "--port", &application.to_string()])?;
+    let backend = BenchProcess::start(
+        &backend.with_cores(rig.load_cores.as_ref()),
+        &dir.join("backend.log"),
+    )?;
+    let control = ProcessSpec::leno_command([
         "control".as_ref(),
         "--log-level=warn".as_ref(),
         "-f".as_ref(),
@@ -65,8 +68,10 @@ async fn run(
         "--listen".as_ref(),
         address.to_string().as_ref(),
     ])?;
-    let control =
-        Child::start(&control.with_cores(rig.proxy_cores.as_ref()), &dir.join("control.log"))?;
+    let control = BenchProcess::start(
+        &control.with_cores(rig.proxy_cores.as_ref()),
+        &dir.join("control.log"),
+    )?;
     let server = start_sidecar(rig, dir, ports, address, "server").await?;
     let client = start_sidecar(rig, dir, ports, address, "client").await?;
     for number in 0..USED.min(services) {
@@ -80,7 +85,7 @@ async fn run(
         }
     }
     let pid = client.pid().context("the sidecar has exited")?;
-    let proxies = Mesh::from_data(&dir.join("data")).query_json("/proxies").await?;
+    let proxies = MeshSocket::from_data(&dir.join("data")).query_json("/proxies").await?;
     let known = proxies.as_array().into_iter().flatten();
     let known = known.filter(|proxy| proxy["workload"] == "bench/client");
     let control_pid = control.pid().context("the control plane has exited")?;
@@ -99,11 +104,11 @@ async fn run(
 async fn start_sidecar(
     rig: &Rig,
     dir: &Path,
-    ports: &mut Ports<'_>,
+    ports: &mut ChosenPorts<'_>,
     control: SocketAddr,
     name: &str,
-) -> anyhow::Result<Child> {
-    let mesh = Mesh::from_data(&dir.join("data"));
+) -> anyhow::Result<BenchProcess> {
+    let mesh = MeshSocket::from_data(&dir.join("data"));
     let until = Instant::now() + MAX_WAIT;
     let token = loop {
         match mesh.send_request("POST", &format!("/token?workload=bench/{name}")).await {
@@ -117,7 +122,7 @@ async fn start_sidecar(
     let token = dir.join(format!("{name}.token"));
     bundle.save(&token).context("cannot write a token")?;
     let admin = ports.address_for(&format!("admin-{name}"))?;
-    let launch = Launch::leno_command([
+    let launch = ProcessSpec::leno_command([
         "proxy".as_ref(),
         "--log-level=warn".as_ref(),
         format!("--workload=bench/{name}").as_ref(),
@@ -130,7 +135,7 @@ async fn start_sidecar(
         "--http-proxy=off".as_ref(),
         "--drain-timeout=0s".as_ref(),
     ])?;
-    let child = Child::start(
+    let child = BenchProcess::start(
         &launch.with_cores(rig.load_cores.as_ref()),
         &dir.join(format!("{name}.log")),
     )?;
@@ -144,7 +149,7 @@ async fn start_sidecar(
 }
 
 /// Writes files with a bounded number of documents each: files have a limit.
-fn write_manifests(dir: &Path, ports: &mut Ports<'_>, services: usize) -> anyhow::Result<()> {
+fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> anyhow::Result<()> {
     let port = ports.port_for("application")?;
     let mut text = String::new();
     for name in ["server", "client"] {

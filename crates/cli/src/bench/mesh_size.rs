@@ -13,30 +13,30 @@ use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::manifests::render_rule;
-use self::traffic::Traffic;
-use super::child::{Child, Launch};
+use self::traffic::SequentialTraffic;
+use super::child::{BenchProcess, ProcessSpec};
 use super::crowd::{CONVERGED, CrowdMember, CrowdPlan};
 use super::report::{MeshChanges, MeshSize};
 use super::rig::Rig;
 use super::sample;
 use super::statistics::median;
-use super::trial::Timing;
+use super::trial::RunTiming;
 use crate::ask;
-use crate::get::Mesh;
-use crate::ports::Ports;
+use crate::get::MeshSocket;
+use crate::ports::ChosenPorts;
 
 /// The number of sidecars in a mesh, and the number of real processes among them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Crowd {
+pub(super) struct CrowdSize {
     pub(super) sidecars: usize,
     pub(super) real: usize,
     /// The changes to make in the mesh.
-    pub(super) changes: Changing,
+    pub(super) changes: ChangeMeasurement,
 }
 
 /// Selects the measurement of changes in a running mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Changing {
+pub(super) enum ChangeMeasurement {
     Yes,
     No,
 }
@@ -47,13 +47,13 @@ pub(super) enum Changing {
 /// If a process does not start, or the endpoints are not all distributed in time.
 pub(super) async fn measure_mesh(
     rig: &Rig,
-    crowd: Crowd,
-    timing: Timing,
+    crowd: CrowdSize,
+    timing: RunTiming,
 ) -> anyhow::Result<MeshSize> {
     let dir = rig.scratch_directory().join("mesh");
     std::fs::create_dir_all(&dir).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
-    let mut stage = Stage { rig, crowd, ports: &mut ports, dir: &dir };
+    let mut stage = RunningMesh { rig, crowd, ports: &mut ports, dir: &dir };
     let measured = stage.run(timing).await;
     // Tokens and certificates are useless for the next run.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
@@ -63,15 +63,15 @@ pub(super) async fn measure_mesh(
 }
 
 /// The state of one running mesh.
-struct Stage<'a, 'b> {
+struct RunningMesh<'a, 'b> {
     rig: &'a Rig,
-    crowd: Crowd,
-    ports: &'a mut Ports<'b>,
+    crowd: CrowdSize,
+    ports: &'a mut ChosenPorts<'b>,
     dir: &'a Path,
 }
 
-impl Stage<'_, '_> {
-    async fn run(&mut self, timing: Timing) -> anyhow::Result<MeshSize> {
+impl RunningMesh<'_, '_> {
+    async fn run(&mut self, timing: RunTiming) -> anyhow::Result<MeshSize> {
         let file = self.dir.join("mesh");
         self.write_manifests(&file).context("the manifests")?;
         let application = self.start_application()?;
@@ -86,11 +86,10 @@ impl Stage<'_, '_> {
         let before = sample::cpu_time(&[pid]);
         let began = Instant::now();
         let (mut crowd, real) = self.start_all_sidecars(&tokens, address)?;
-        let max_wait = ROLLOUT_MAX_WAIT;
-        match timeout(max_wait, crowd.next_line()).await {
+        match timeout(ROLLOUT_MAX_WAIT, crowd.next_line()).await {
             Ok(Some(line)) if line == CONVERGED => {}
             Ok(_) => bail!("the simulated sidecars exited: {}", crowd.last_words()),
-            Err(_) => bail!("not all sidecars were in sync within {max_wait:?}"),
+            Err(_) => bail!("not all sidecars were in sync within {ROLLOUT_MAX_WAIT:?}"),
         }
         self.wait_until_registered(&data).await?;
         let rollout = began.elapsed().as_secs_f64();
@@ -103,7 +102,7 @@ impl Stage<'_, '_> {
         let steady = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
         let steady_cores = steady / began.elapsed().as_secs_f64();
         let full = private();
-        let sidecars = real.iter().filter_map(Child::pid);
+        let sidecars = real.iter().filter_map(BenchProcess::pid);
         let sidecars = sidecars.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
         let mut measured = MeshSize {
             sidecars: self.crowd.sidecars,
@@ -120,9 +119,10 @@ impl Stage<'_, '_> {
             changes: None,
         };
         let mut control = control;
-        if self.crowd.changes == Changing::Yes {
-            let traffic = self.has_real_services().then(|| Traffic::start(self)).transpose()?;
-            let mut place = changes::Place { file: &file, data: &data, address, timing };
+        if self.crowd.changes == ChangeMeasurement::Yes {
+            let traffic =
+                self.has_real_services().then(|| SequentialTraffic::start(self)).transpose()?;
+            let mut place = changes::MeshPaths { file: &file, data: &data, address, timing };
             let (after, found) = self.measure_changes(&mut crowd, control, &mut place).await?;
             control = after;
             let (requests, failed) = match traffic {
@@ -150,21 +150,21 @@ impl Stage<'_, '_> {
     }
 
     /// Starts the application behind the real sidecars.
-    fn start_application(&mut self) -> anyhow::Result<Option<Child>> {
+    fn start_application(&mut self) -> anyhow::Result<Option<BenchProcess>> {
         if self.crowd.real == 0 {
             return Ok(None);
         }
         let port = self.ports.port_for("application")?.to_string();
-        let launch = Launch::leno_command(["bench", "backend", "--port", &port])?;
+        let launch = ProcessSpec::leno_command(["bench", "backend", "--port", &port])?;
         let cores = self.rig.load_cores.as_ref();
-        Child::start(&launch.with_cores(cores), &self.dir.join("application.log")).map(Some)
+        BenchProcess::start(&launch.with_cores(cores), &self.dir.join("application.log")).map(Some)
     }
 
     /// Waits until the real sidecars are ready as well.
     async fn wait_until_registered(&self, data: &Path) -> anyhow::Result<()> {
         let until = Instant::now() + ROLLOUT_MAX_WAIT;
         loop {
-            let status = Mesh::from_data(data).query_json("/status").await?;
+            let status = MeshSocket::from_data(data).query_json("/status").await?;
             let registered = status["registered"].as_u64().unwrap_or_default();
             if registered >= self.crowd.sidecars as u64 {
                 return Ok(());
@@ -181,8 +181,8 @@ impl Stage<'_, '_> {
         file: &Path,
         data: &Path,
         address: SocketAddr,
-    ) -> anyhow::Result<Child> {
-        let launch = Launch::leno_command([
+    ) -> anyhow::Result<BenchProcess> {
+        let launch = ProcessSpec::leno_command([
             "control".as_ref(),
             "--log-level=warn".as_ref(),
             "-f".as_ref(),
@@ -193,7 +193,7 @@ impl Stage<'_, '_> {
             address.to_string().as_ref(),
         ])?;
         let cores = self.rig.proxy_cores.as_ref();
-        Child::start(&launch.with_cores(cores), &self.dir.join("control.log"))
+        BenchProcess::start(&launch.with_cores(cores), &self.dir.join("control.log"))
     }
 
     /// Starts all sidecars at once.
@@ -201,7 +201,7 @@ impl Stage<'_, '_> {
         &mut self,
         tokens: &[String],
         control: SocketAddr,
-    ) -> anyhow::Result<(Child, Vec<Child>)> {
+    ) -> anyhow::Result<(BenchProcess, Vec<BenchProcess>)> {
         let (of_real, of_crowd) = tokens.split_at(self.crowd.real.min(tokens.len()));
         self.ports.port_for("application")?;
         let members = of_crowd.iter().enumerate().map(|(index, token)| {
@@ -224,17 +224,17 @@ impl Stage<'_, '_> {
             real.push(self.start_sidecar(index, token)?);
         }
         let launch = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
-        let launch = Launch::leno_command(launch)?.with_cores(self.rig.load_cores.as_ref());
-        Ok((Child::start_talking(&launch, &self.dir.join("crowd.log"))?, real))
+        let launch = ProcessSpec::leno_command(launch)?.with_cores(self.rig.load_cores.as_ref());
+        Ok((BenchProcess::start_talking(&launch, &self.dir.join("crowd.log"))?, real))
     }
 
     /// Starts a real sidecar.
-    fn start_sidecar(&mut self, index: usize, token: &str) -> anyhow::Result<Child> {
+    fn start_sidecar(&mut self, index: usize, token: &str) -> anyhow::Result<BenchProcess> {
         let state = self.dir.join(format!("sidecar-{index}"));
         let token_file: PathBuf = self.dir.join(format!("sidecar-{index}.token"));
         JoinBundle::parse(token)?.save(&token_file).context("cannot write a token")?;
         let admin = self.ports.address_for(&format!("admin-{index}"))?;
-        let launch = Launch::leno_command([
+        let launch = ProcessSpec::leno_command([
             "proxy".as_ref(),
             "--log-level=warn".as_ref(),
             "--workload".as_ref(),
@@ -249,12 +249,15 @@ impl Stage<'_, '_> {
             "--drain-timeout=0s".as_ref(),
         ])?;
         let cores = self.rig.load_cores.as_ref();
-        Child::start(&launch.with_cores(cores), &self.dir.join(format!("sidecar-{index}.log")))
+        BenchProcess::start(
+            &launch.with_cores(cores),
+            &self.dir.join(format!("sidecar-{index}.log")),
+        )
     }
 
     /// Creates one token per workload.
     async fn create_tokens(&self, data: &Path, control: SocketAddr) -> anyhow::Result<Vec<String>> {
-        let mesh = Mesh::from_data(data);
+        let mesh = MeshSocket::from_data(data);
         let until = Instant::now() + START_MAX_WAIT;
         while mesh.query_json("/status").await.is_err() {
             if Instant::now() > until {

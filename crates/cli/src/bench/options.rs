@@ -9,11 +9,11 @@ use clap::{Args, ValueEnum};
 
 use super::contender::{self, Contender, ContenderName};
 use super::cores::Cores;
-use super::driver::Driver;
-use super::report::{Report, Settings};
+use super::driver::LoadGenerator;
+use super::report::{MeasurementSettings, SuiteReport};
 use super::rig::Rig;
-use super::runner::Runner;
-use super::trial::Timing;
+use super::runner::SuiteRunner;
+use super::trial::RunTiming;
 use super::{html, outcome, table};
 use crate::data_directory::HomeArgs;
 use crate::duration::{parse_duration, parse_positive};
@@ -21,7 +21,7 @@ use crate::output;
 
 /// Options of every suite.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Options {
+pub(crate) struct SuiteOptions {
     /// Contenders: leno, envoy, haproxy, nginx, none (no proxy), floor (a bare forwarder), or command:FILE for
     /// a contender file
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -46,7 +46,7 @@ pub(crate) struct Options {
     baseline: String,
     /// Load generator
     #[arg(long, value_enum, default_value_t)]
-    driver: Driver,
+    driver: LoadGenerator,
     /// Cores for proxies, such as 0 or 0-1 [default: the first core]
     #[arg(long, value_name = "CORES", requires = "load_cores")]
     proxy_cores: Option<Cores>,
@@ -55,7 +55,7 @@ pub(crate) struct Options {
     load_cores: Option<Cores>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: ReportFormat,
+    output: BenchFormat,
     /// Also write the report as an HTML page with plots
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -70,7 +70,7 @@ pub(crate) struct Options {
 
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum ReportFormat {
+enum BenchFormat {
     /// Tables
     #[default]
     Table,
@@ -80,7 +80,7 @@ enum ReportFormat {
 
 /// The defaults of a suite.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Defaults {
+pub(super) struct SuiteDefaults {
     pub(super) contenders: &'static [&'static str],
     pub(super) duration: Duration,
     pub(super) repeats: u32,
@@ -88,12 +88,15 @@ pub(super) struct Defaults {
     pub(super) starting: Duration,
 }
 
-impl Options {
+impl SuiteOptions {
     /// Returns the contenders.
     ///
     /// # Errors
     /// If a contender file cannot be used, or a name occurs twice.
-    pub(super) fn load_contenders(&self, defaults: Defaults) -> anyhow::Result<Vec<Contender>> {
+    pub(super) fn load_contenders(
+        &self,
+        defaults: SuiteDefaults,
+    ) -> anyhow::Result<Vec<Contender>> {
         let names = match self.contenders.is_empty() {
             false => self.contenders.clone(),
             true => {
@@ -116,7 +119,11 @@ impl Options {
     ///
     /// # Errors
     /// If there is no directory for files.
-    pub(super) fn build_runner(&self, defaults: Defaults, trials: usize) -> anyhow::Result<Runner> {
+    pub(super) fn build_runner(
+        &self,
+        defaults: SuiteDefaults,
+        trials: usize,
+    ) -> anyhow::Result<SuiteRunner> {
         let search_path = std::env::split_paths(&self.search_path).collect();
         let installed = contender::contenders_directory(&self.home)?;
         let cache = match &self.cache {
@@ -127,10 +134,10 @@ impl Options {
         if cores.as_ref().is_some_and(|(proxies, load)| proxies.overlaps(load)) {
             tracing::warn!("proxies and the load generator share cores and compete for CPU time");
         }
-        let mut runner = Runner {
+        let mut runner = SuiteRunner {
             rig: Rig::new(search_path, installed, cache)?,
             driver: self.driver,
-            timing: Timing {
+            timing: RunTiming {
                 warm_up: self.warmup,
                 duration: self.duration.unwrap_or(defaults.duration),
             },
@@ -148,7 +155,7 @@ impl Options {
     }
 
     /// Returns the load generator.
-    pub(super) fn driver(&self) -> Driver {
+    pub(super) fn driver(&self) -> LoadGenerator {
         self.driver
     }
 
@@ -171,18 +178,18 @@ impl Options {
     ///
     /// # Errors
     /// If the output is closed or the file cannot be written.
-    pub(super) fn publish_reports(&self, reports: &[Report]) -> anyhow::Result<()> {
+    pub(super) fn publish_reports(&self, reports: &[SuiteReport]) -> anyhow::Result<()> {
         if let Some(path) = &self.html {
             std::fs::write(path, html::render_page(reports))
                 .with_context(|| format!("cannot write {}", path.display()))?;
             eprintln!("wrote {}", path.display());
         }
         match (self.output, reports) {
-            (ReportFormat::Json, [report]) => output::print_json(report),
-            (ReportFormat::Json, reports) => {
+            (BenchFormat::Json, [report]) => output::print_json(report),
+            (BenchFormat::Json, reports) => {
                 output::print_json(&serde_json::json!({ "suites": reports }))
             }
-            (ReportFormat::Table, reports) => {
+            (BenchFormat::Table, reports) => {
                 let texts: Vec<String> = reports.iter().map(table::render).collect();
                 output::print_raw(&texts.join("\n"))
             }
@@ -191,8 +198,8 @@ impl Options {
 }
 
 /// Returns the measurement settings for the report.
-pub(super) fn runner_settings(runner: &Runner) -> Settings {
-    Settings {
+pub(super) fn runner_settings(runner: &SuiteRunner) -> MeasurementSettings {
+    MeasurementSettings {
         duration_s: runner.timing.duration.as_secs_f64(),
         warm_up_s: runner.timing.warm_up.as_secs_f64(),
         repeats: runner.repeats,
@@ -207,7 +214,7 @@ pub(super) fn runner_settings(runner: &Runner) -> Settings {
 }
 
 /// Shortens the runs until all of them fit, and reduces the repeats if that is not enough.
-fn fit_to_budget(runner: &mut Runner, trials: usize, budget: Duration) {
+fn fit_to_budget(runner: &mut SuiteRunner, trials: usize, budget: Duration) {
     let trials = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
     loop {
         let each = budget / trials.saturating_mul(runner.repeats);

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::statistics::{Range, median, round_significant};
-use super::trial::{CpuCost, LatencyMs, MemoryKib, Trial};
+use super::statistics::{RepeatRange, median, round_significant};
+use super::trial::{CpuCost, LatencyMs, MemoryKib, RunResult};
 
 /// The result of one contender in one case: the medians of its repeats, and their spread.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct ContenderOutcome {
     pub(super) rps: f64,
     pub(super) latency_ms: LatencyMs,
     pub(super) cpu_us_per_request: CpuCost,
@@ -21,7 +21,7 @@ pub(super) struct Outcome {
     pub(super) requests: u64,
     pub(super) failed: u64,
     /// The minimum and maximum of the repeats, by figure.
-    pub(super) range: BTreeMap<&'static str, Range>,
+    pub(super) range: BTreeMap<&'static str, RepeatRange>,
     /// The figures with a spread above the noise threshold.
     pub(super) noisy: Vec<&'static str>,
     /// The median ratio to leno in the same repeat, by figure.
@@ -33,14 +33,14 @@ pub(super) struct Outcome {
     /// The maximum number of benchmark cores that unrelated processes kept busy.
     pub(super) other_processes_cores: f64,
     /// The limit of the throughput: `proxies`, or `load` if the proxies had spare capacity.
-    pub(super) limited_by: Limit,
-    pub(super) repeats: Vec<Trial>,
+    pub(super) limited_by: ThroughputLimit,
+    pub(super) repeats: Vec<RunResult>,
 }
 
 /// The limit of the throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Limit {
+pub(super) enum ThroughputLimit {
     /// The cores of the proxies were busy.
     Proxies,
     /// The cores of load and applications were busy.
@@ -51,37 +51,41 @@ pub(super) enum Limit {
 
 /// A figure of repeats.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Figure {
+pub(super) struct RepeatFigure {
     pub(super) name: &'static str,
-    pub(super) of: fn(&Trial) -> f64,
+    pub(super) of: fn(&RunResult) -> f64,
     /// The spread above which it counts as noisy; never if absent.
     noisy_above: Option<f64>,
 }
 
 /// All compared figures, the most important first.
-pub(super) const FIGURES: &[Figure] = &[
-    Figure {
+pub(super) const FIGURES: &[RepeatFigure] = &[
+    RepeatFigure {
         name: "cpu_us_per_request",
         of: |t| t.cpu_us_per_request.sum,
         noisy_above: Some(NOISY_ABOVE),
     },
-    Figure { name: "rps", of: |t| t.rps, noisy_above: Some(NOISY_ABOVE) },
-    Figure { name: "latency_p50", of: |t| t.latency_ms.p50, noisy_above: Some(NOISY_ABOVE) },
-    Figure { name: "latency_p90", of: |t| t.latency_ms.p90, noisy_above: None },
-    Figure { name: "latency_p95", of: |t| t.latency_ms.p95, noisy_above: None },
-    Figure { name: "latency_p99", of: |t| t.latency_ms.p99, noisy_above: Some(TAIL_NOISY_ABOVE) },
-    Figure { name: "latency_p999", of: |t| t.latency_ms.p999, noisy_above: None },
-    Figure {
+    RepeatFigure { name: "rps", of: |t| t.rps, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure { name: "latency_p50", of: |t| t.latency_ms.p50, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure { name: "latency_p90", of: |t| t.latency_ms.p90, noisy_above: None },
+    RepeatFigure { name: "latency_p95", of: |t| t.latency_ms.p95, noisy_above: None },
+    RepeatFigure {
+        name: "latency_p99",
+        of: |t| t.latency_ms.p99,
+        noisy_above: Some(TAIL_NOISY_ABOVE),
+    },
+    RepeatFigure { name: "latency_p999", of: |t| t.latency_ms.p999, noisy_above: None },
+    RepeatFigure {
         name: "idle_private",
         of: |t| t.memory_kib.idle_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
-    Figure {
+    RepeatFigure {
         name: "load_private",
         of: |t| t.memory_kib.load_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
-    Figure { name: "load_pss", of: |t| t.memory_kib.load_pss as f64, noisy_above: None },
+    RepeatFigure { name: "load_pss", of: |t| t.memory_kib.load_pss as f64, noisy_above: None },
 ];
 
 /// The noise threshold: the spread of repeats as a share of their median.
@@ -93,16 +97,16 @@ const BUSY: f64 = 0.95;
 /// The number of cores busy with unrelated processes above which a run counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 
-impl Outcome {
+impl ContenderOutcome {
     /// Aggregates repeats; `None` without any. `cores` are the numbers of cores of the proxies, and of load and
     /// applications.
-    pub(super) fn from_repeats(repeats: Vec<Trial>, cores: (f64, f64)) -> Option<Self> {
+    pub(super) fn from_repeats(repeats: Vec<RunResult>, cores: (f64, f64)) -> Option<Self> {
         let middle =
-            |of: &dyn Fn(&Trial) -> f64| median(repeats.iter().map(of)).map(round_significant);
-        let number = |of: &dyn Fn(&Trial) -> u64| {
+            |of: &dyn Fn(&RunResult) -> f64| median(repeats.iter().map(of)).map(round_significant);
+        let number = |of: &dyn Fn(&RunResult) -> u64| {
             median(repeats.iter().map(|t| of(t) as f64)).map_or(0, |figure| figure.round() as u64)
         };
-        let names = |trial: &Trial| -> Vec<String> {
+        let names = |trial: &RunResult| -> Vec<String> {
             trial.cpu_us_per_request.processes.keys().cloned().collect()
         };
         let names = repeats.first().map(names)?;
@@ -126,7 +130,7 @@ impl Outcome {
         };
         let busy_proxies = median(repeats.iter().map(|t| t.cores_busy.proxies))?;
         let busy_load = median(repeats.iter().map(|t| t.cores_busy.load_and_applications))?;
-        let other_processes = |t: &Trial| {
+        let other_processes = |t: &RunResult| {
             t.cores_busy.other_processes_on_proxy_cores + t.cores_busy.other_processes_on_load_cores
         };
         let taken = median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
@@ -157,9 +161,9 @@ impl Outcome {
             ),
             limited_by: match (busy_proxies + taken >= BUSY * cores.0, busy_load >= BUSY * cores.1)
             {
-                (true, _) => Limit::Proxies,
-                (false, true) => Limit::Load,
-                (false, false) => Limit::Neither,
+                (true, _) => ThroughputLimit::Proxies,
+                (false, true) => ThroughputLimit::Load,
+                (false, false) => ThroughputLimit::Neither,
             },
             repeats,
         })
@@ -173,7 +177,7 @@ impl Outcome {
     /// Returns notes for the reader, in a word each.
     pub(super) fn reader_notes(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
-        let bound = (self.limited_by == Limit::Load).then(|| "load-bound".to_owned());
+        let bound = (self.limited_by == ThroughputLimit::Load).then(|| "load-bound".to_owned());
         let noisy = (!self.noisy.is_empty()).then(|| "noisy".to_owned());
         let disturbed = self.is_disturbed().then(|| "disturbed".to_owned());
         [failed, bound, noisy, disturbed].into_iter().flatten().collect()
@@ -188,7 +192,7 @@ impl Outcome {
     /// Returns the median ratio to another contender in the same repeat, by figure: a disturbance of both
     /// affects the ratio less. Figures that are zero on either side are omitted.
     pub(super) fn ratios_to(&self, to: &Self) -> BTreeMap<&'static str, f64> {
-        let ratio = |figure: &Figure| {
+        let ratio = |figure: &RepeatFigure| {
             let pairs = self.repeats.iter().filter_map(|ours| {
                 let theirs = to.repeats.iter().find(|theirs| theirs.repeat == ours.repeat)?;
                 let (ours, theirs) = ((figure.of)(ours), (figure.of)(theirs));
@@ -200,16 +204,16 @@ impl Outcome {
     }
 }
 
-fn figure_ranges(repeats: &[Trial]) -> BTreeMap<&'static str, Range> {
-    let range = |figure: &Figure| {
+fn figure_ranges(repeats: &[RunResult]) -> BTreeMap<&'static str, RepeatRange> {
+    let range = |figure: &RepeatFigure| {
         let figures: Vec<f64> = repeats.iter().map(figure.of).collect();
-        Some((figure.name, Range::from_figures(&figures)?))
+        Some((figure.name, RepeatRange::from_figures(&figures)?))
     };
     FIGURES.iter().filter_map(range).collect()
 }
 
-fn noisy_figures(ranges: &BTreeMap<&'static str, Range>) -> Vec<&'static str> {
-    let disagrees = |figure: &&Figure| {
+fn noisy_figures(ranges: &BTreeMap<&'static str, RepeatRange>) -> Vec<&'static str> {
+    let disagrees = |figure: &&RepeatFigure| {
         let bound = figure.noisy_above.unwrap_or(f64::INFINITY);
         ranges.get(figure.name).is_some_and(|range| range.spread > bound)
     };

@@ -7,8 +7,8 @@ use crate::duration::format_duration;
 
 /// Reports the progress of a benchmark.
 #[derive(Debug)]
-pub(super) struct Progress {
-    began: Instant,
+pub(super) struct BenchProgress {
+    started: Instant,
     steps: usize,
     done: usize,
     /// The estimated duration of a step, until some are done.
@@ -17,10 +17,10 @@ pub(super) struct Progress {
     terminal: bool,
 }
 
-impl Progress {
+impl BenchProgress {
     pub(super) fn new(steps: usize, guess: Duration) -> Self {
         let terminal = std::io::stderr().is_terminal();
-        Self { began: Instant::now(), steps, done: 0, guess, terminal }
+        Self { started: Instant::now(), steps, done: 0, guess, terminal }
     }
 
     /// Begins a step.
@@ -50,13 +50,13 @@ impl Progress {
         let steps = u32::try_from(self.steps.saturating_sub(self.done)).unwrap_or(u32::MAX);
         let each = match u32::try_from(self.done) {
             Ok(0) | Err(_) => self.guess,
-            Ok(done) => self.began.elapsed() / done,
+            Ok(done) => self.started.elapsed() / done,
         };
         each.saturating_mul(steps)
     }
 }
 
-impl Drop for Progress {
+impl Drop for BenchProgress {
     fn drop(&mut self) {
         if self.terminal {
             eprint!("\r\x1b[2K");

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::contender::Facts;
+use super::contender::ContenderFacts;
 use super::cores::Cores;
-use super::driver::Driver;
-use super::html::Scale;
-use super::machine::Machine;
+use super::driver::LoadGenerator;
+use super::html::AxisScale;
+use super::machine::MachineFacts;
 use super::mesh_services::MeshServices;
-use super::outcome::Outcome;
-use super::rig::DefaultPolicy;
+use super::outcome::ContenderOutcome;
+use super::rig::BenchDefaultPolicy;
 
 /// The results of a suite.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Report {
+pub(super) struct SuiteReport {
     pub(super) suite: &'static str,
     pub(super) title: &'static str,
     /// A description of the suite, in a paragraph.
@@ -25,11 +25,11 @@ pub(super) struct Report {
     pub(super) began: String,
     pub(super) elapsed_s: f64,
     pub(super) command: Vec<String>,
-    pub(super) machine: Machine,
+    pub(super) machine: MachineFacts,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) settings: Option<Settings>,
-    pub(super) contenders: Vec<Facts>,
-    pub(super) skipped: Vec<Skipped>,
+    pub(super) settings: Option<MeasurementSettings>,
+    pub(super) contenders: Vec<ContenderFacts>,
+    pub(super) skipped: Vec<SkippedContender>,
     pub(super) cases: Vec<CaseReport>,
     /// The cost of meshes of different sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -40,16 +40,16 @@ pub(super) struct Report {
     /// The same figures in the form of the published table, and derived ones.
     pub(super) tables: Vec<FigureTable>,
     #[serde(skip)]
-    pub(super) plots: Vec<Plot>,
+    pub(super) plots: Vec<PlotData>,
     /// Published figures of other projects.
-    pub(super) published: Vec<Published>,
+    pub(super) published: Vec<PublishedTable>,
     /// Observations during the run that a reader needs.
     pub(super) notes: Vec<String>,
     /// The limits of these figures.
     pub(super) not_shown: Vec<String>,
 }
 
-impl Report {
+impl SuiteReport {
     /// Warns of the number of unreliable results; `None` if there are none.
     pub(super) fn reliability_warning(&self) -> Option<String> {
         let outcomes = || self.cases.iter().flat_map(|case| case.contenders.values());
@@ -72,13 +72,13 @@ impl Report {
 
 /// The settings of the measurement.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Settings {
+pub(super) struct MeasurementSettings {
     pub(super) duration_s: f64,
     pub(super) warm_up_s: f64,
     pub(super) repeats: u32,
     /// The random seed of the order of contenders in each repeat.
     pub(super) seed: u64,
-    pub(super) driver: Driver,
+    pub(super) driver: LoadGenerator,
     pub(super) driver_version: String,
     pub(super) baseline: String,
     /// The noise threshold: the spread of repeats as a share of their median.
@@ -91,7 +91,7 @@ pub(super) struct Settings {
 
 /// A contender that was skipped, fully or in part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Skipped {
+pub(super) struct SkippedContender {
     pub(super) name: String,
     pub(super) reason: String,
 }
@@ -105,14 +105,14 @@ pub(super) struct CaseReport {
     pub(super) proxy_cores: Option<Cores>,
     pub(super) load_cores: Option<Cores>,
     /// Results by contender.
-    pub(super) contenders: BTreeMap<String, Outcome>,
+    pub(super) contenders: BTreeMap<String, ContenderOutcome>,
 }
 
 /// The cost of a mesh of some size, for its control plane and its sidecars.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshSize {
     pub(super) sidecars: usize,
-    pub(super) mode: DefaultPolicy,
+    pub(super) mode: BenchDefaultPolicy,
     /// Time until every sidecar has all endpoints of its services.
     pub(super) rollout_s: f64,
     /// CPU time of the control plane for the rollout, and the number of busy cores.
@@ -178,28 +178,28 @@ pub(super) struct FigureTable {
 
 /// The form of a plot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum PlotKind {
     /// A line per contender, for a quantity on the x axis.
-    Lines(Scale),
+    Lines(AxisScale),
     /// Grouped bars, for unrelated cases on the x axis.
     Bars,
 }
 
 /// Figures of contenders for a plot.
 #[derive(Debug, Clone)]
-pub(super) struct Plot {
+pub(super) struct PlotData {
     pub(super) title: String,
     /// The meaning of the figures, with their unit.
     pub(super) about: String,
     pub(super) x: Vec<String>,
     /// Figures by contender; `None` if missing.
     pub(super) series: Vec<(String, Vec<Option<f64>>)>,
-    pub(super) form: Form,
+    pub(super) form: PlotKind,
 }
 
 /// A published table of another project.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Published {
+pub(super) struct PublishedTable {
     pub(super) title: &'static str,
     pub(super) source: &'static str,
     pub(super) columns: &'static [&'static str],

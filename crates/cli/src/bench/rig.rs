@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::certificates;
 use super::cores::Cores;
-use crate::ports::{PortSearch, Ports};
+use crate::ports::{ChosenPorts, PortSearch};
 
 /// The shared environment of all runs.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Rig {
     /// The cores of backends and the load generator.
     pub(super) load_cores: Option<Cores>,
     /// The default policy of the mesh.
-    pub(super) default_policy: DefaultPolicy,
+    pub(super) default_policy: BenchDefaultPolicy,
     /// Additional rules, for contenders that support them.
     pub(super) rules: MeshRules,
     /// The search path of programs.
@@ -45,14 +45,14 @@ pub(super) enum MeshRules {
 /// The authorization of requests, for contenders that support it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum DefaultPolicy {
+pub(super) enum BenchDefaultPolicy {
     /// Every member may call every service.
     Allow,
     /// Only requests that a policy allows.
     Deny,
 }
 
-impl DefaultPolicy {
+impl BenchDefaultPolicy {
     /// Returns the word in manifests.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
@@ -76,7 +76,7 @@ impl Rig {
         Ok(Self {
             proxy_cores: None,
             load_cores: None,
-            default_policy: DefaultPolicy::Deny,
+            default_policy: BenchDefaultPolicy::Deny,
             rules: MeshRules::Plain,
             search_path,
             installed,
@@ -98,8 +98,8 @@ impl Rig {
     }
 
     /// Returns the ports of one run.
-    pub(super) fn ports(&self) -> Ports<'_> {
-        Ports::new(&self.search)
+    pub(super) fn ports(&self) -> ChosenPorts<'_> {
+        ChosenPorts::new(&self.search)
     }
 
     /// Returns the directory of certificates for contenders without a certificate client.

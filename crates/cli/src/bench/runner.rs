@@ -4,25 +4,25 @@ use crate::output;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::case::Case;
-use super::contender::{Configured, Contender, Facts};
+use super::case::BenchCase;
+use super::contender::{Contender, ContenderFacts, ProcessConfiguration};
 use super::cores::Cores;
-use super::driver::Driver;
+use super::driver::LoadGenerator;
 use super::instructions;
 use super::layout::Layout;
-use super::outcome::Outcome;
-use super::progress::Progress;
-use super::report::{CaseReport, Skipped};
+use super::outcome::ContenderOutcome;
+use super::progress::BenchProgress;
+use super::report::{CaseReport, SkippedContender};
 use super::rig::Rig;
-use super::statistics::Chance;
-use super::trial::{self, Cast, Timing, Trial};
+use super::statistics::SeededRandom;
+use super::trial::{self, RunResult, RunSetup, RunTiming};
 
 /// The environment and the settings of a suite.
 #[derive(Debug)]
-pub(super) struct Runner {
+pub(super) struct SuiteRunner {
     pub(super) rig: Rig,
-    pub(super) driver: Driver,
-    pub(super) timing: Timing,
+    pub(super) driver: LoadGenerator,
+    pub(super) timing: RunTiming,
     pub(super) repeats: u32,
     pub(super) seed: u64,
     pub(super) baseline: String,
@@ -36,24 +36,28 @@ pub(super) struct Runner {
 
 /// The allocation of cores: separate ones for proxies, or shared with the rest of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sharing {
+pub(super) enum CoreAllocation {
     Apart,
     Shared,
 }
 
 /// The results of a runner.
 #[derive(Debug, Default)]
-pub(super) struct Results {
+pub(super) struct RunnerResults {
     pub(super) cases: Vec<CaseReport>,
-    pub(super) facts: Vec<Facts>,
-    pub(super) skipped: Vec<Skipped>,
+    pub(super) facts: Vec<ContenderFacts>,
+    pub(super) skipped: Vec<SkippedContender>,
     pub(super) notes: Vec<String>,
 }
 
-impl Runner {
+impl SuiteRunner {
     /// Runs all cases. A contender that does not support a case is reported and left out of it.
-    pub(super) async fn run(&mut self, contenders: &[Contender], cases: &[Case]) -> Results {
-        let mut results = Results::default();
+    pub(super) async fn run(
+        &mut self,
+        contenders: &[Contender],
+        cases: &[BenchCase],
+    ) -> RunnerResults {
+        let mut results = RunnerResults::default();
         match instructions::unavailable_reason() {
             None => self.counts = true,
             Some(reason) => {
@@ -63,14 +67,14 @@ impl Runner {
         }
         let plan = self.supporting_contenders(contenders, cases, &mut results);
         let steps: usize = plan.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
-        let mut progress = Progress::new(steps, self.trial_takes());
-        let mut chance = Chance::new(self.seed);
+        let mut progress = BenchProgress::new(steps, self.trial_takes());
+        let mut random = SeededRandom::new(self.seed);
         for (case, able) in cases.iter().zip(&plan) {
             let contenders: Vec<&Contender> =
                 able.iter().filter_map(|index| contenders.get(*index)).collect();
             self.assign_cores(case, &mut results.notes);
             let trials =
-                self.measure_case(case, &contenders, &mut chance, &mut progress, &mut results);
+                self.measure_case(case, &contenders, &mut random, &mut progress, &mut results);
             let trials = trials.await;
             results.cases.push(self.put_together(case, trials));
         }
@@ -86,8 +90,8 @@ impl Runner {
     fn supporting_contenders(
         &self,
         contenders: &[Contender],
-        cases: &[Case],
-        results: &mut Results,
+        cases: &[BenchCase],
+        results: &mut RunnerResults,
     ) -> Vec<Vec<usize>> {
         let mut plan = Vec::new();
         for case in cases {
@@ -109,13 +113,13 @@ impl Runner {
     }
 
     /// Assigns cores to proxies, and to load with applications, as a case requires.
-    fn assign_cores(&mut self, case: &Case, notes: &mut Vec<String>) {
+    fn assign_cores(&mut self, case: &BenchCase, notes: &mut Vec<String>) {
         let wanted = match (case.proxy_cores, &self.cores) {
             (Some(wanted), _) => wanted,
             (None, Some((proxies, _))) => proxies.count(),
             (None, None) => 1,
         };
-        if self.confine_to(wanted) == Sharing::Shared {
+        if self.confine_to(wanted) == CoreAllocation::Shared {
             notes.push(format!(
                 "{}: no core is left for the load generator and the applications, which share the cores of \
                  the proxies",
@@ -127,7 +131,7 @@ impl Runner {
     }
 
     /// Assigns a number of cores to proxies, and the others to load and applications.
-    pub(super) fn confine_to(&mut self, wanted: usize) -> Sharing {
+    pub(super) fn confine_to(&mut self, wanted: usize) -> CoreAllocation {
         let all = Cores::available_cores();
         let given = self.cores.clone().filter(|(proxies, _)| proxies.count() == wanted);
         let apart = given.or_else(|| all.as_ref()?.split(wanted));
@@ -142,20 +146,20 @@ impl Runner {
         };
         self.rig.proxy_cores = proxies;
         self.rig.load_cores = load;
-        if share { Sharing::Shared } else { Sharing::Apart }
+        if share { CoreAllocation::Shared } else { CoreAllocation::Apart }
     }
 
     async fn measure_case(
         &self,
-        case: &Case,
+        case: &BenchCase,
         contenders: &[&Contender],
-        chance: &mut Chance,
-        progress: &mut Progress,
-        results: &mut Results,
-    ) -> BTreeMap<String, Vec<Trial>> {
-        let mut trials: BTreeMap<String, Vec<Trial>> = BTreeMap::new();
+        random: &mut SeededRandom,
+        progress: &mut BenchProgress,
+        results: &mut RunnerResults,
+    ) -> BTreeMap<String, Vec<RunResult>> {
+        let mut trials: BTreeMap<String, Vec<RunResult>> = BTreeMap::new();
         for repeat in 1..=self.repeats {
-            for index in chance.order(contenders.len()) {
+            for index in random.order(contenders.len()) {
                 let Some(contender) = contenders.get(index) else {
                     continue;
                 };
@@ -166,7 +170,8 @@ impl Runner {
                     .scratch_directory()
                     .join(format!("run-{}-{repeat}", path_component(name)));
                 let counts = self.counts;
-                let cast = Cast { rig: &self.rig, contender, case, driver: self.driver, counts };
+                let cast =
+                    RunSetup { rig: &self.rig, contender, case, driver: self.driver, counts };
                 let ended = match std::fs::create_dir_all(&dir) {
                     Ok(()) => trial::run(cast, self.timing, &dir).await,
                     Err(error) => Err(error.into()),
@@ -196,13 +201,17 @@ impl Runner {
         trials
     }
 
-    fn put_together(&self, case: &Case, trials: BTreeMap<String, Vec<Trial>>) -> CaseReport {
+    fn put_together(
+        &self,
+        case: &BenchCase,
+        trials: BTreeMap<String, Vec<RunResult>>,
+    ) -> CaseReport {
         let count = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count) as f64;
         let cores = (count(&self.rig.proxy_cores), count(&self.rig.load_cores));
-        let outcomes = trials
-            .into_iter()
-            .filter_map(|(name, trials)| Some((name, Outcome::from_repeats(trials, cores)?)));
-        let mut contenders: BTreeMap<String, Outcome> = outcomes.collect();
+        let outcomes = trials.into_iter().filter_map(|(name, trials)| {
+            Some((name, ContenderOutcome::from_repeats(trials, cores)?))
+        });
+        let mut contenders: BTreeMap<String, ContenderOutcome> = outcomes.collect();
         let leno = contenders.get("leno").cloned();
         let baseline = contenders.get(&self.baseline).cloned();
         for outcome in contenders.values_mut() {
@@ -224,7 +233,7 @@ impl Runner {
 }
 
 /// Adds a contender, or its description in another layout.
-fn add_contender(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
+fn add_contender(all: &mut Vec<ContenderFacts>, facts: ContenderFacts, layout: Layout) {
     match all.iter_mut().find(|known| known.name == facts.name) {
         None => all.push(facts),
         Some(known) if known.about.contains(&facts.about) => {}
@@ -233,7 +242,11 @@ fn add_contender(all: &mut Vec<Facts>, facts: Facts, layout: Layout) {
 }
 
 /// Records the processes of a contender, once per layout, as in the last run.
-fn record_processes(facts: &mut [Facts], name: &str, configured: Vec<Configured>) {
+fn record_processes(
+    facts: &mut [ContenderFacts],
+    name: &str,
+    configured: Vec<ProcessConfiguration>,
+) {
     let Some(facts) = facts.iter_mut().find(|facts| facts.name == name) else {
         return;
     };
@@ -242,8 +255,8 @@ fn record_processes(facts: &mut [Facts], name: &str, configured: Vec<Configured>
     facts.configuration.extend(configured);
 }
 
-fn record_skip(results: &mut Results, name: &str, reason: String) {
-    let skipped = Skipped { name: name.to_owned(), reason };
+fn record_skip(results: &mut RunnerResults, name: &str, reason: String) {
+    let skipped = SkippedContender { name: name.to_owned(), reason };
     if !results.skipped.contains(&skipped) {
         results.skipped.push(skipped);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use leno_telemetry::Usage;
+use leno_telemetry::ProcessUsage;
 
 use super::cores::Cores;
 
@@ -20,7 +20,7 @@ pub(super) fn cpu_time(pids: &[u32]) -> Duration {
 
 /// Memory usage of some processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Memory {
+pub(super) struct MemoryUsage {
     /// Private memory: freed if the processes ended.
     pub(super) private_kib: u64,
     /// The proportional set size.
@@ -28,11 +28,10 @@ pub(super) struct Memory {
 }
 
 /// Reads the memory usage of some processes.
-pub(super) fn memory_usage(pids: &[u32]) -> Memory {
+pub(super) fn memory_usage(pids: &[u32]) -> MemoryUsage {
     let usages = pids.iter().filter_map(|pid| leno_telemetry::read_usage(*pid).ok());
-    usages.fold(Memory::default(), |sum, Usage { private_kib, pss_kib, .. }| Memory {
-        private_kib: sum.private_kib + private_kib,
-        pss_kib: sum.pss_kib + pss_kib,
+    usages.fold(MemoryUsage::default(), |sum, ProcessUsage { private_kib, pss_kib, .. }| {
+        MemoryUsage { private_kib: sum.private_kib + private_kib, pss_kib: sum.pss_kib + pss_kib }
     })
 }
 
@@ -109,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_burns_is_seen_as_its_own() {
+    fn the_cpu_time_of_a_process_is_attributed_to_it() {
         let burn = ["-c", "while :; do :; done"];
         let mut child = std::process::Command::new("sh").args(burn).spawn().unwrap();
         let until = std::time::Instant::now() + Duration::from_secs(30);
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_started_counts_as_its_own() {
+    fn child_processes_count_for_their_parent() {
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         assert!(descendants_of(std::process::id()).contains(&child.id()));

@@ -6,10 +6,10 @@ use anyhow::bail;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::case::Case;
-use super::machine::Machine;
-use super::options::{self, Defaults, Options};
-use super::report::{Published, Report};
+use super::case::BenchCase;
+use super::machine::MachineFacts;
+use super::options::{self, SuiteDefaults, SuiteOptions};
+use super::report::{PublishedTable, SuiteReport};
 
 /// The constants of a suite.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct Suite {
     pub(super) title: &'static str,
     /// A description of the suite, in a paragraph.
     pub(super) about: &'static str,
-    pub(super) published: &'static [Published],
+    pub(super) published: &'static [PublishedTable],
     pub(super) not_shown: &'static [&'static str],
 }
 
@@ -28,10 +28,10 @@ pub(super) struct Suite {
 /// If no contender supports any of them.
 pub(super) async fn measure_suite(
     suite: &Suite,
-    options: &Options,
-    defaults: Defaults,
-    cases: &[Case],
-) -> anyhow::Result<Report> {
+    options: &SuiteOptions,
+    defaults: SuiteDefaults,
+    cases: &[BenchCase],
+) -> anyhow::Result<SuiteReport> {
     let began = Instant::now();
     let contenders = options.load_contenders(defaults)?;
     let mut runner = options.build_runner(defaults, contenders.len() * cases.len())?;
@@ -59,15 +59,15 @@ pub(super) async fn measure_suite(
 }
 
 /// Returns the report of a suite before any measurement.
-pub(super) fn blank_report(suite: &Suite) -> Report {
-    Report {
+pub(super) fn blank_report(suite: &Suite) -> SuiteReport {
+    SuiteReport {
         suite: suite.name,
         title: suite.title,
         about: suite.about,
         began: current_time(),
         elapsed_s: 0.0,
         command: std::env::args().collect(),
-        machine: Machine::read_facts(),
+        machine: MachineFacts::read_facts(),
         settings: None,
         contenders: Vec::new(),
         skipped: Vec::new(),

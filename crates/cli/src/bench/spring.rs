@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 
 use super::awaited::until_answered;
-use super::child::{Child, Launch};
-use super::maven::{self, Project};
+use super::child::{BenchProcess, ProcessSpec};
+use super::maven::{self, MavenProject};
 use super::rig::Rig;
-use crate::ports::Ports;
+use crate::ports::ChosenPorts;
 
 /// Returns the directory of the applications, building it if missing.
 ///
@@ -28,17 +28,17 @@ pub(super) async fn build_programs(rig: &Rig) -> anyhow::Result<PathBuf> {
 /// If one of them cannot be started, or the registry does not answer.
 pub(super) async fn start(
     rig: &Rig,
-    ports: &mut Ports<'_>,
+    ports: &mut ChosenPorts<'_>,
     dir: &Path,
-) -> anyhow::Result<Vec<Child>> {
+) -> anyhow::Result<Vec<BenchProcess>> {
     let programs = build_programs(rig).await?;
     let start = |name: &str, properties: &[String]| {
         let mut command: Vec<OsString> = vec!["java".into()];
         command.extend(JVM.iter().map(Into::into));
         command.extend(["-jar".into(), programs.join(format!("{name}.jar")).into()]);
         command.extend(properties.iter().map(|property| format!("--{property}").into()));
-        let launch = Launch::new(command).with_cores(rig.load_cores.as_ref());
-        let child = Child::start(&launch, &dir.join(format!("{name}.log")));
+        let launch = ProcessSpec::new(command).with_cores(rig.load_cores.as_ref());
+        let child = BenchProcess::start(&launch, &dir.join(format!("{name}.log")));
         child.with_context(|| format!("the application {name}"))
     };
     let address = ports.address_for("registry")?;
@@ -84,7 +84,7 @@ macro_rules! sources {
     };
 }
 
-const PROJECT: Project = Project {
+const PROJECT: MavenProject = MavenProject {
     name: "spring",
     about: "the Spring applications",
     sources: sources![

@@ -16,14 +16,14 @@ pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
 
 /// The range of repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Range {
+pub(super) struct RepeatRange {
     pub(super) min: f64,
     pub(super) max: f64,
     /// The difference of maximum and minimum, as a share of the median.
     pub(super) spread: f64,
 }
 
-impl Range {
+impl RepeatRange {
     /// Returns the range of some figures; `None` without any.
     pub(super) fn from_figures(figures: &[f64]) -> Option<Self> {
         let middle = median(figures.iter().copied())?;
@@ -60,9 +60,9 @@ pub(super) fn slope(points: &[(f64, f64)]) -> Option<f64> {
 
 /// Pseudo-random numbers, reproducible by seed (SplitMix64).
 #[derive(Debug)]
-pub(super) struct Chance(u64);
+pub(super) struct SeededRandom(u64);
 
-impl Chance {
+impl SeededRandom {
     pub(super) const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -105,10 +105,10 @@ mod tests {
 
     #[test]
     fn a_range_is_reported_as_a_part_of_the_median() {
-        let range = Range::from_figures(&[90.0, 100.0, 120.0]).unwrap();
-        assert_eq!(range, Range { min: 90.0, max: 120.0, spread: 0.3 });
-        assert_eq!(Range::from_figures(&[]), None);
-        assert_eq!(Range::from_figures(&[0.0, 0.0]).unwrap().spread, 0.0);
+        let range = RepeatRange::from_figures(&[90.0, 100.0, 120.0]).unwrap();
+        assert_eq!(range, RepeatRange { min: 90.0, max: 120.0, spread: 0.3 });
+        assert_eq!(RepeatRange::from_figures(&[]), None);
+        assert_eq!(RepeatRange::from_figures(&[0.0, 0.0]).unwrap().spread, 0.0);
     }
 
     #[test]
@@ -131,14 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn an_order_has_everybody_once_and_depends_on_the_seed_only() {
-        let mut chance = Chance::new(7);
-        let order = chance.order(5);
+    fn an_order_contains_each_index_once_and_depends_on_the_seed_only() {
+        let mut random = SeededRandom::new(7);
+        let order = random.order(5);
         let mut sorted = order.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, [0, 1, 2, 3, 4]);
-        assert_eq!(Chance::new(7).order(5), order);
-        let orders: std::collections::BTreeSet<_> = (0..50).map(|_| chance.order(3)).collect();
+        assert_eq!(SeededRandom::new(7).order(5), order);
+        let orders: std::collections::BTreeSet<_> = (0..50).map(|_| random.order(3)).collect();
         assert_eq!(orders.len(), 6);
     }
 }

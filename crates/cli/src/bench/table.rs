@@ -6,10 +6,10 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::Value;
 
 use super::figures::format_plain;
-use super::report::{CaseReport, FigureTable, Published, Report};
+use super::report::{CaseReport, FigureTable, PublishedTable, SuiteReport};
 
 /// Renders the report as text.
-pub(super) fn render(report: &Report) -> String {
+pub(super) fn render(report: &SuiteReport) -> String {
     let mut text = format!("{}\n", report.title);
     for case in &report.cases {
         let cores = match (&case.proxy_cores, &case.load_cores) {
@@ -32,7 +32,7 @@ pub(super) fn render(report: &Report) -> String {
     text
 }
 
-fn case_table(report: &Report, case: &CaseReport) -> Table {
+fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
     let ratio_to = format!("× {}", report.baseline_name());
     let mut table = new_table(&[
         "",
@@ -78,7 +78,7 @@ fn case_table(report: &Report, case: &CaseReport) -> Table {
     table
 }
 
-fn render_legend(report: &Report) -> String {
+fn render_legend(report: &SuiteReport) -> String {
     let mut text = String::new();
     let mut line = |line: String| writeln!(text, "{line}").expect(INFALLIBLE);
     if let Some(settings) = &report.settings {
@@ -146,7 +146,7 @@ pub(super) fn format_cell(value: &Value) -> String {
     }
 }
 
-fn published_table(published: &Published) -> String {
+fn published_table(published: &PublishedTable) -> String {
     let mut table = new_table(published.columns);
     for row in published.rows {
         table.add_row(row.iter().copied());

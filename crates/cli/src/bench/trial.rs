@@ -11,18 +11,20 @@ use serde::Serialize;
 use tokio::time::{sleep, sleep_until};
 
 use super::awaited::until_answered;
-use super::case::{Applications, Case};
-use super::contender::{Configured, Contender, Part, Place, Running};
-use super::driver::{Demand, Driver, LatencyFound};
+use super::case::{BackendProcesses, BenchCase};
+use super::contender::{
+    Contender, ProcessConfiguration, ProcessRole, RunEnvironment, RunningContender,
+};
+use super::driver::{LoadGenerator, LoadLatency, LoadSpec};
 use super::rig::Rig;
 use super::sample;
 use super::statistics::round_significant;
-use crate::ports::Ports;
-use watch::{Spent, Watched};
+use crate::ports::ChosenPorts;
+use watch::{UsageDifference, WatchedProcesses};
 
 /// The results of one run of one contender.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Trial {
+pub(super) struct RunResult {
     /// The number of the repeat, from 1.
     pub(super) repeat: u32,
     pub(super) requests: u64,
@@ -39,7 +41,7 @@ pub(super) struct Trial {
     pub(super) cpu_us_per_request: CpuCost,
     pub(super) memory_kib: MemoryKib,
     /// The cost outside the proxies.
-    pub(super) others: Others,
+    pub(super) others: OtherCosts,
     /// The number of busy cores: of the proxies, and of load and applications.
     pub(super) cores_busy: CoresBusy,
 }
@@ -78,7 +80,7 @@ pub(super) struct MemoryKib {
 
 /// The cost outside the proxies, in microseconds of CPU time per request.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct Others {
+pub(super) struct OtherCosts {
     pub(super) applications_us_per_request: f64,
     pub(super) load_us_per_request: f64,
     /// Processes of the contender that carry no requests: CPU time and private memory.
@@ -105,18 +107,18 @@ pub(super) struct CoresBusy {
 
 /// The durations of a run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Timing {
+pub(super) struct RunTiming {
     pub(super) warm_up: Duration,
     pub(super) duration: Duration,
 }
 
 /// The participants of a trial.
 #[derive(Clone, Copy)]
-pub(super) struct Cast<'a> {
+pub(super) struct RunSetup<'a> {
     pub(super) rig: &'a Rig,
     pub(super) contender: &'a Contender,
-    pub(super) case: &'a Case,
-    pub(super) driver: Driver,
+    pub(super) case: &'a BenchCase,
+    pub(super) driver: LoadGenerator,
     /// True if the processor counts instructions.
     pub(super) counts: bool,
 }
@@ -126,16 +128,16 @@ pub(super) struct Cast<'a> {
 /// # Errors
 /// If a process did not start or failed during the run.
 pub(super) async fn run(
-    cast: Cast<'_>,
-    timing: Timing,
+    cast: RunSetup<'_>,
+    timing: RunTiming,
     dir: &Path,
-) -> anyhow::Result<(Trial, Vec<Configured>)> {
-    let Cast { rig, contender, case, .. } = cast;
+) -> anyhow::Result<(RunResult, Vec<ProcessConfiguration>)> {
+    let RunSetup { rig, contender, case, .. } = cast;
     let mut ports = rig.ports();
-    let mut place =
-        Place { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
-    let mut running = contender.start(&mut place).await?;
-    let mut applications = Applications::start(rig, case, &mut ports, dir).await?;
+    let mut environment =
+        RunEnvironment { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
+    let mut running = contender.start(&mut environment).await?;
+    let mut applications = BackendProcesses::start(rig, case, &mut ports, dir).await?;
     let measured =
         measure_trial(cast, timing, dir, &mut ports, &mut running, &mut applications).await;
     let configured = running.process_configurations().to_vec();
@@ -149,14 +151,14 @@ pub(super) async fn run(
 }
 
 async fn measure_trial(
-    cast: Cast<'_>,
-    timing: Timing,
+    cast: RunSetup<'_>,
+    timing: RunTiming,
     dir: &Path,
-    ports: &mut Ports<'_>,
-    running: &mut Running,
-    applications: &mut Applications,
-) -> anyhow::Result<Trial> {
-    let Cast { rig, case, driver, .. } = cast;
+    ports: &mut ChosenPorts<'_>,
+    running: &mut RunningContender,
+    applications: &mut BackendProcesses,
+) -> anyhow::Result<RunResult> {
+    let RunSetup { rig, case, driver, .. } = cast;
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
         let address = ports.address_for(role)?;
@@ -165,11 +167,11 @@ async fn measure_trial(
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE).await;
-    let proxies = running.role_pids(Part::Proxy).into_iter();
+    let proxies = running.role_pids(ProcessRole::Proxy).into_iter();
     let idle = proxies
         .map(|(_, pid)| sample::memory_usage(&sample::descendants_of(pid)).private_kib)
         .sum();
-    let demand = Demand {
+    let demand = LoadSpec {
         urls,
         connections: case.connections,
         rate: case.rate,
@@ -179,7 +181,7 @@ async fn measure_trial(
     };
     let load = driver.start(rig, &demand, dir).await?;
     let pid = load.pid().context("the load generator exited early")?;
-    let watched = Watched::new(rig, running, applications, pid);
+    let watched = WatchedProcesses::new(rig, running, applications, pid);
     let margin = (timing.duration / 20).min(MARGIN_MAX);
     sleep_until(load.measured_from + margin).await;
     let before = watched.read().await?;
@@ -200,8 +202,8 @@ async fn measure_trial(
     if found.requests == 0 {
         bail!("no request received a response; errors: {:?}", found.errors_by_kind);
     }
-    let spent = Spent::between(&before, &after, found.rps);
-    Ok(Trial {
+    let spent = UsageDifference::between(&before, &after, found.rps);
+    Ok(RunResult {
         repeat: 0,
         requests: found.requests,
         errors: found.errors,
@@ -219,7 +221,7 @@ async fn measure_trial(
 }
 
 impl LatencyMs {
-    fn from_found(found: LatencyFound) -> Self {
+    fn from_found(found: LoadLatency) -> Self {
         let ms = |us: Option<f64>| round_significant(us.unwrap_or(0.0) / 1e3);
         Self {
             mean: ms(found.mean),

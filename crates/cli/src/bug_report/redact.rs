@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_go_and_the_rest_stays() {
+    fn secrets_are_removed_and_the_rest_is_kept() {
         let redaction = Redaction::new().unwrap();
         for (text, expected) in [
             ("token: leno-join-00ff12", "token: [redacted]"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn in_json_whatever_is_named_like_a_secret_goes_and_json_is_left() {
+    fn in_json_fields_named_like_secrets_are_redacted() {
         let redaction = Redaction::new().unwrap();
         let reported = serde_json::json!({
             "labels": {"app": "cart", "db-password": "sword fish"},

@@ -3,20 +3,24 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use leno_kubernetes::install::{Examined, Finding, examine_each};
+use leno_kubernetes::install::{ExamineResult, ExaminedSubject, examine_each};
 use serde_json::json;
 
 use super::CheckFormat;
-use crate::cluster::{self, FoundArgs};
+use crate::cluster::{self, ClusterSearchArgs};
 use crate::output;
 
 /// Runs the checks and prints the findings.
-pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow::Result<ExitCode> {
+pub(super) fn run(
+    here: &ClusterSearchArgs,
+    format: CheckFormat,
+    strict: bool,
+) -> anyhow::Result<ExitCode> {
     let mut examined = Vec::new();
     let mut printed = Ok(());
     cluster::run(async {
         let client = here.client_without_retries().await?;
-        let report = |it: Examined| {
+        let report = |it: ExaminedSubject| {
             // Prints each line immediately: a step may take long.
             if matches!(format, CheckFormat::Text) && printed.is_ok() {
                 printed = output::print_text(&to_text(std::slice::from_ref(&it)));
@@ -30,37 +34,37 @@ pub(super) fn run(here: &FoundArgs, format: CheckFormat, strict: bool) -> anyhow
     if matches!(format, CheckFormat::Json) {
         output::print_json(&to_json(&examined))?;
     }
-    let fails = |finding: &Finding| match finding {
-        Finding::Passed(_) => false,
-        Finding::Warning(_) => strict,
-        Finding::Failed(_) => true,
+    let fails = |finding: &ExamineResult| match finding {
+        ExamineResult::Passed(_) => false,
+        ExamineResult::Warning(_) => strict,
+        ExamineResult::Failed(_) => true,
     };
     let failed = examined.iter().any(|it| fails(&it.finding));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn severity(finding: &Finding) -> &'static str {
+fn severity(finding: &ExamineResult) -> &'static str {
     match finding {
-        Finding::Passed(_) => "ok",
-        Finding::Warning(_) => "warning",
-        Finding::Failed(_) => "error",
+        ExamineResult::Passed(_) => "ok",
+        ExamineResult::Warning(_) => "warning",
+        ExamineResult::Failed(_) => "error",
     }
 }
 
-fn to_text(examined: &[Examined]) -> String {
-    let line = |it: &Examined| {
+fn to_text(examined: &[ExaminedSubject]) -> String {
+    let line = |it: &ExaminedSubject| {
         let text = it.finding.to_string();
         format!("{}: {}: {}\n", severity(&it.finding), it.subject, output::escape_cell(&text))
     };
     examined.iter().map(line).collect()
 }
 
-fn to_json(examined: &[Examined]) -> serde_json::Value {
-    let one = |it: &Examined| {
+fn to_json(examined: &[ExaminedSubject]) -> serde_json::Value {
+    let one = |it: &ExaminedSubject| {
         let mut reported = json!({"subject": it.subject, "verdict": severity(&it.finding)});
         match &it.finding {
-            Finding::Passed(text) => reported["message"] = json!(text),
-            Finding::Warning(trouble) | Finding::Failed(trouble) => {
+            ExamineResult::Passed(text) => reported["message"] = json!(text),
+            ExamineResult::Warning(trouble) | ExamineResult::Failed(trouble) => {
                 reported["message"] = json!(trouble.problem);
                 reported["hint"] = json!(trouble.hint);
             }
@@ -72,17 +76,17 @@ fn to_json(examined: &[Examined]) -> serde_json::Value {
 
 #[cfg(test)]
 mod tests {
-    use leno_kubernetes::install::Trouble;
+    use leno_kubernetes::install::ExamineProblem;
 
     use super::*;
 
     #[test]
     fn each_finding_is_a_line() {
         let examined = [
-            Examined { subject: "nodes", finding: Finding::Passed("3".to_owned()) },
-            Examined {
+            ExaminedSubject { subject: "nodes", finding: ExamineResult::Passed("3".to_owned()) },
+            ExaminedSubject {
                 subject: "webhook",
-                finding: Finding::Failed(Trouble {
+                finding: ExamineResult::Failed(ExamineProblem {
                     problem: "there is none".to_owned(),
                     hint: "install it".to_owned(),
                 }),

@@ -97,7 +97,7 @@ mod tests {
     const LIST: &str = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"ptp","mtu":1500}]}"#;
 
     #[test]
-    fn ours_is_put_last_once_and_taken_out_again() {
+    fn our_plugin_is_added_last_once_and_removed_again() {
         let ours = plugin_entry(Path::new("/run/leno/cni.sock"), &["kube-system".to_owned()]);
         let with_it = add_plugin(LIST, &ours).unwrap().unwrap();
         let list: Value = serde_json::from_str(&with_it).unwrap();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn files_that_are_not_plugin_lists_are_rejected() {
         let ours = plugin_entry(Path::new("/s"), &[]);
         for bad in ["", "{}", r#"{"plugins":{}}"#, "[]"] {
             assert!(add_plugin(bad, &ours).is_err() && remove_plugin(bad).is_err(), "{bad}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use leno_identity::create_private_directory;
-use leno_kubernetes::node::{Interception, Node};
+use leno_kubernetes::node::{NodeAgentClient, PodRedirection};
 use leno_listen::{Listener, SocketPath};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::conflist::{self, PLUGIN};
-use super::question::{Answer, LINE_BYTES_MAX, Question};
+use super::redirect_request::{LINE_BYTES_MAX, RedirectRequest, RedirectResponse};
 use crate::output;
 use crate::stop;
 
@@ -54,7 +54,7 @@ impl NodeArgs {
 
     async fn serve(self) -> anyhow::Result<()> {
         let stop = stop::stop_signal()?;
-        let node = Arc::new(Node::connect().await?);
+        let node = Arc::new(NodeAgentClient::connect().await?);
         // The agent listens before the plugin is installed.
         let listener = self.open_socket()?;
         self.copy_program()?;
@@ -151,7 +151,7 @@ impl NodeArgs {
     }
 
     /// True if no successor takes over.
-    async fn is_over(&self, node: &Node) -> bool {
+    async fn is_over(&self, node: &NodeAgentClient) -> bool {
         let daemon_set = self.daemon_set.as_deref().and_then(|name| name.split_once('/'));
         let Some((namespace, name)) = daemon_set else {
             return false;
@@ -175,7 +175,7 @@ fn replace_file(file: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// Serves plugin requests until dropped.
-async fn answer_all(listener: UnixListener, node: Arc<Node>) {
+async fn answer_all(listener: UnixListener, node: Arc<NodeAgentClient>) {
     let mut answers = JoinSet::new();
     let mut listener = Listener::new("CNI plugin", listener);
     loop {
@@ -194,17 +194,17 @@ async fn answer_all(listener: UnixListener, node: Arc<Node>) {
     }
 }
 
-async fn answer_one(stream: UnixStream, node: &Node) -> anyhow::Result<()> {
+async fn answer_one(stream: UnixStream, node: &NodeAgentClient) -> anyhow::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
     BufReader::new(read.take(LINE_BYTES_MAX)).read_line(&mut line).await?;
-    let question: Question = serde_json::from_str(&line)?;
+    let question: RedirectRequest = serde_json::from_str(&line)?;
     let found =
         node.pod_interception(&question.namespace, &question.pod, question.uid.as_deref()).await;
     let answer = match found {
-        Ok(Interception::Leave) => Answer::Skip,
-        Ok(Interception::Lead(words)) => Answer::Redirect(words),
-        Err(error) => Answer::Rejected(format!(
+        Ok(PodRedirection::Leave) => RedirectResponse::Skip,
+        Ok(PodRedirection::Lead(words)) => RedirectResponse::Redirect(words),
+        Err(error) => RedirectResponse::Rejected(format!(
             "cannot determine if pod {}/{} is part of the mesh: {error}",
             question.namespace, question.pod
         )),

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::conflist::PLUGIN;
-use super::question::{Answer, LINE_BYTES_MAX, Question};
+use super::redirect_request::{LINE_BYTES_MAX, RedirectRequest, RedirectResponse};
 use crate::output;
 use crate::redirect::RedirectArgs;
 
@@ -30,7 +30,7 @@ pub(crate) fn is_called() -> bool {
 
 /// Executes the CNI command, and reports the result in CNI format.
 pub(crate) fn run_as_plugin() -> ExitCode {
-    let call = Call::parse();
+    let call = CniCall::parse();
     let mut input = String::new();
     let read = std::io::stdin().take(INPUT_BYTES_MAX).read_to_string(&mut input);
     let done =
@@ -51,7 +51,7 @@ pub(crate) fn run_as_plugin() -> ExitCode {
 
 /// The parameters from the environment.
 #[derive(Debug, Parser)]
-struct Call {
+struct CniCall {
     #[arg(env = "CNI_COMMAND")]
     command: String,
     #[arg(env = "CNI_ARGS", default_value = "")]
@@ -63,7 +63,7 @@ struct Call {
 /// Our part of the node's configuration.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Configuration {
+struct CniConfiguration {
     cni_version: String,
     socket: PathBuf,
     #[serde(default)]
@@ -71,14 +71,14 @@ struct Configuration {
     prev_result: Option<Value>,
 }
 
-impl Call {
+impl CniCall {
     fn execute_command(&self, input: &str) -> anyhow::Result<String> {
         match self.command.as_str() {
             "VERSION" => {
                 Ok(json!({"cniVersion": NEWEST, "supportedVersions": VERSIONS}).to_string())
             }
             "ADD" => {
-                let configuration: Configuration =
+                let configuration: CniConfiguration =
                     serde_json::from_str(input).context("invalid configuration")?;
                 self.add_container(&configuration)?;
                 let mut result = configuration.prev_result.context(
@@ -95,7 +95,7 @@ impl Call {
         }
     }
 
-    fn add_container(&self, configuration: &Configuration) -> anyhow::Result<()> {
+    fn add_container(&self, configuration: &CniConfiguration) -> anyhow::Result<()> {
         let Some(question) = parse_pod(&self.arguments) else {
             // The container is not a pod.
             return Ok(());
@@ -104,9 +104,9 @@ impl Call {
             return Ok(());
         }
         let words = match query_node(&configuration.socket, &question)? {
-            Answer::Skip => return Ok(()),
-            Answer::Redirect(words) => words,
-            Answer::Rejected(reason) => bail!("{reason}"),
+            RedirectResponse::Skip => return Ok(()),
+            RedirectResponse::Redirect(words) => words,
+            RedirectResponse::Rejected(reason) => bail!("{reason}"),
         };
         let redirect = RedirectArgs::from_words(&words)?;
         let netns = self.netns.as_deref().context("CNI_NETNS is missing")?;
@@ -119,19 +119,19 @@ impl Call {
 }
 
 /// Parses the pod from `CNI_ARGS` (`KEY=VALUE;…`).
-fn parse_pod(arguments: &str) -> Option<Question> {
+fn parse_pod(arguments: &str) -> Option<RedirectRequest> {
     let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
     let arguments: BTreeMap<&str, &str> = pairs.collect();
     let text = |key: &str| arguments.get(key).map(|value| (*value).to_owned());
-    Some(Question {
+    Some(RedirectRequest {
         namespace: text("K8S_POD_NAMESPACE")?,
         pod: text("K8S_POD_NAME")?,
         uid: text("K8S_POD_UID"),
     })
 }
 
-fn query_node(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
-    let asked = || -> anyhow::Result<Answer> {
+fn query_node(socket: &Path, question: &RedirectRequest) -> anyhow::Result<RedirectResponse> {
+    let asked = || -> anyhow::Result<RedirectResponse> {
         let mut stream = UnixStream::connect(leno_listen::SocketPath::for_path(socket)?.path())?;
         stream.set_read_timeout(Some(MAX_WAIT))?;
         stream.set_write_timeout(Some(MAX_WAIT))?;
@@ -168,7 +168,7 @@ mod tests {
     fn the_pod_is_reported_by_the_runtime() {
         let arguments = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-1;\
                          K8S_POD_INFRA_CONTAINER_ID=0f;K8S_POD_UID=7";
-        let asked = Question {
+        let asked = RedirectRequest {
             namespace: "shop".to_owned(),
             pod: "cart-1".to_owned(),
             uid: Some("7".to_owned()),

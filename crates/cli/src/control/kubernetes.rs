@@ -10,34 +10,34 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use kube::Client;
 use leno_control::{
-    Config, Control, Health, Holder, Review, ReviewError, Reviewer, StartError, UPDATES_MAX,
-    trust_domain_of,
+    Config, Control, Health, ReviewError, ReviewFuture, Reviewer, StartError, TokenSubject,
+    UPDATES_MAX, trust_domain_of,
 };
 use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::{NamespaceName, server_version};
 use leno_kubernetes::authority::SharedAuthority;
-use leno_kubernetes::external_principals::{Grants, keep_external_principals};
+use leno_kubernetes::external_principals::{SecretPermissions, keep_external_principals};
 use leno_kubernetes::gateway::{DesiredGateway, provision_gateways};
-use leno_kubernetes::inject::{Exclusions, Settings, has_native_sidecars};
+use leno_kubernetes::inject::{Exclusions, InjectionSettings, has_native_sidecars};
 use leno_kubernetes::peers;
 use leno_kubernetes::rejections::keep_rejections;
 use leno_kubernetes::review::{self, TokenReviewer};
-use leno_kubernetes::source::{Options, Progress, Source};
-use leno_kubernetes::status::{Writer, hold_lease, keep_statuses};
+use leno_kubernetes::source::{KubernetesSource, ListProgress, SourceOptions};
+use leno_kubernetes::status::{ElectionIdentity, hold_lease, keep_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::words::SYSTEM_NAMESPACE;
 use leno_model::{ClientRanges, Floor, Name, SidecarFacts, TrustDomain, WorkloadName};
-use leno_registry::{Rejected, Update, Warning};
+use leno_registry::{RegistryUpdate, RejectedDocument, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::check_started;
 use crate::cluster::namespace_name;
-use crate::everywhere::parse_listen_address;
+use crate::wildcard_address::parse_listen_address;
 
 /// Arguments of a control plane in a cluster.
 #[derive(Debug, Args)]
-pub(super) struct ClusterArgs {
+pub(super) struct InClusterArgs {
     /// Read resources from the API server instead of files, and keep the authority in a Secret; inside a pod,
     /// or with KUBECONFIG
     #[arg(long, conflicts_with_all = ["file", "peers", "shared", "issuer"], requires = "pod_ip")]
@@ -85,7 +85,7 @@ pub(super) struct ClusterArgs {
     pod_ip: Option<IpAddr>,
 }
 
-impl ClusterArgs {
+impl InClusterArgs {
     /// Returns the pod of this process, if known.
     pub(super) fn own_pod(&self) -> Option<WorkloadName> {
         WorkloadName::new(&self.pod_namespace, self.pod_name.as_ref()?).ok()
@@ -98,9 +98,9 @@ impl ClusterArgs {
 
     /// Returns the namespaces in which it may write Secrets; a Secret in its own namespace is rejected, even if
     /// that is listed.
-    fn secret_grants(&self) -> Grants {
+    fn secret_grants(&self) -> SecretPermissions {
         let namespaces = self.access_certs.iter().cloned().collect();
-        Grants { namespaces, own: Name::new(&self.pod_namespace).ok() }
+        SecretPermissions { namespaces, own: Name::new(&self.pod_namespace).ok() }
     }
 
     /// Returns the namespaces for mesh-wide objects.
@@ -112,14 +112,14 @@ impl ClusterArgs {
 
 /// The tasks alongside a control plane in a cluster.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct ClusterTasks {
     tasks: JoinSet<&'static str>,
     stop: watch::Sender<bool>,
     /// The tasks that must complete by themselves after `stop`.
     ending: Vec<&'static str>,
 }
 
-impl Cluster {
+impl ClusterTasks {
     /// Shuts down: releases the Kubernetes lease at once, while the webhook keeps serving briefly, since API
     /// servers still call it.
     pub(super) async fn shutdown(mut self) {
@@ -142,10 +142,10 @@ const LEASE: &str = "the lease renewal";
 /// # Errors
 /// If there is no API server, or it does not return the required resources.
 pub(super) async fn start(
-    args: &ClusterArgs,
+    args: &InClusterArgs,
     mut config: Config,
     health: Option<&Health>,
-) -> anyhow::Result<(Control, Cluster)> {
+) -> anyhow::Result<(Control, ClusterTasks)> {
     let client = Client::try_default().await.context("no API server configured")?;
     let own = args.pod_ip.context("the pod's own address is unknown: set POD_IP")?;
     let namespace = args.pod_namespace.clone();
@@ -155,7 +155,7 @@ pub(super) async fn start(
     let (facts, mut updates) = mpsc::channel(UPDATES_MAX);
     let (outcomes, became) = watch::channel(Arc::default());
     let (unwritten, failed) = watch::channel(Arc::default());
-    let source = Source::new(client.clone(), source_options(args))
+    let source = KubernetesSource::new(client.clone(), source_options(args))
         .with_trust_domain(args.trust_domain.clone())
         .with_settings_of(args.settings_namespaces())
         .with_image(args.image.clone())
@@ -165,19 +165,21 @@ pub(super) async fn start(
     let written = of_sidecars.clone();
     let leading = write_statuses(&client, args, &stopped, written, &source, unwritten, &mut tasks);
     let mut progress = source.subscribe_progress();
-    let choices =
-        Choices { exclusions: source.subscribe_exclusions(), floor: source.subscribe_floor() };
+    let choices = NewSidecarSettings {
+        exclusions: source.subscribe_exclusions(),
+        floor: source.subscribe_floor(),
+    };
     let principals = source.external_principals();
     let (lifetime, leader) = (config.certificate_lifetime, leading.clone());
     let gateways =
-        args.gateways.then(|| Gateways { desired: source.subscribe_gateways(), leading });
+        args.gateways.then(|| GatewayLeadership { desired: source.subscribe_gateways(), leading });
     tasks.spawn(with_task_name("the watch of the API server", source.send_updates(facts)));
     let first = tokio::select! {
         first = updates.recv() => first,
         () = tell_progress(&mut progress, health) => None,
     };
     let Some(first) = first else { bail!("the API server returned no configuration") };
-    let in_doubt: Vec<Rejected> = first.mesh_config_in_doubt().cloned().collect();
+    let in_doubt: Vec<RejectedDocument> = first.mesh_config_in_doubt().cloned().collect();
     if !in_doubt.is_empty() {
         // No authority is created for a trust domain that may be wrong.
         check_started(Err(StartError::MeshConfig(in_doubt)))?;
@@ -194,7 +196,7 @@ pub(super) async fn start(
 
     let here = (own, config.listen.port());
     config.found_peers = Some(discover_peers(client.clone(), namespace, here, &mut tasks));
-    config.reviewer = Some(Arc::new(ByTokenReview(TokenReviewer::new(client.clone()))));
+    config.reviewer = Some(Arc::new(ClusterTokenReviewer(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
     let forwarding = forward_updates(first, updates, again);
@@ -218,7 +220,7 @@ pub(super) async fn start(
         );
         tasks.spawn(with_task_name(WEBHOOK, serving));
     }
-    Ok((control, Cluster { tasks, stop, ending: ending_tasks(args) }))
+    Ok((control, ClusterTasks { tasks, stop, ending: ending_tasks(args) }))
 }
 
 /// Starts the discovery of the other control planes, and returns their addresses.
@@ -236,7 +238,7 @@ fn discover_peers(
 }
 
 /// Returns the tasks that must complete by themselves.
-fn ending_tasks(args: &ClusterArgs) -> Vec<&'static str> {
+fn ending_tasks(args: &InClusterArgs) -> Vec<&'static str> {
     let lease = args.pod_name.is_some().then_some(LEASE);
     let webhook = args.webhook.is_some().then_some(WEBHOOK);
     lease.into_iter().chain(webhook).collect()
@@ -245,17 +247,17 @@ fn ending_tasks(args: &ClusterArgs) -> Vec<&'static str> {
 /// Starts the tasks that write statuses while this control plane holds the lease, which the receiver reports.
 fn write_statuses(
     client: &Client,
-    args: &ClusterArgs,
+    args: &InClusterArgs,
     stopped: &watch::Receiver<bool>,
     facts: watch::Receiver<Arc<SidecarFacts>>,
-    source: &Source,
+    source: &KubernetesSource,
     unwritten: watch::Sender<Arc<Vec<Warning>>>,
     tasks: &mut JoinSet<&'static str>,
 ) -> watch::Receiver<bool> {
     let (leads, leading) = watch::channel(false);
     let Some(name) = args.pod_name.clone() else { return leading };
     let namespace = args.pod_namespace.clone();
-    let writer = Writer { namespace, name: name.clone(), facts };
+    let writer = ElectionIdentity { namespace, name: name.clone(), facts };
     tasks.spawn(with_task_name(LEASE, hold_lease(client.clone(), writer, leads, stopped.clone())));
     let writing = keep_statuses(
         client.clone(),
@@ -271,7 +273,7 @@ fn write_statuses(
 /// Starts the tasks that write facts about sidecars into the cluster.
 fn write_facts(
     client: &Client,
-    args: &ClusterArgs,
+    args: &InClusterArgs,
     control: &Control,
     known: watch::Sender<Arc<SidecarFacts>>,
     written: watch::Receiver<Arc<SidecarFacts>>,
@@ -298,28 +300,28 @@ fn write_facts(
 /// If their image is unknown, or the API server does not report its version.
 async fn injection_settings(
     client: &Client,
-    args: &ClusterArgs,
+    args: &InClusterArgs,
     control: &Control,
-) -> anyhow::Result<Settings> {
+) -> anyhow::Result<InjectionSettings> {
     let image = args.image.clone();
     let image = image.context("the image of sidecars is unknown: set LENO_IMAGE")?;
     let version = server_version(client).await;
     let version = version.context("the API server does not report its version")?;
     let (domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
-    Ok(Settings {
+    Ok(InjectionSettings {
         native_sidecars: has_native_sidecars(&version.major, &version.minor),
         by_plugin: args.cni,
         metrics_from: args.metrics_from.clone(),
-        ..Settings::new(image, args.pod_namespace.clone(), domain, roots)
+        ..InjectionSettings::new(image, args.pod_namespace.clone(), domain, roots)
     })
 }
 
-fn source_options(args: &ClusterArgs) -> Options {
-    Options { gateways: args.gateways, ..Options::default() }
+fn source_options(args: &InClusterArgs) -> SourceOptions {
+    SourceOptions { gateways: args.gateways, ..SourceOptions::default() }
 }
 
 /// Reports the kinds that are still loading, until their source has ended.
-async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<&Health>) {
+async fn tell_progress(progress: &mut watch::Receiver<ListProgress>, health: Option<&Health>) {
     loop {
         if let Some(health) = health {
             health.set_waiting(progress.borrow_and_update().to_string());
@@ -331,13 +333,13 @@ async fn tell_progress(progress: &mut watch::Receiver<Progress>, health: Option<
 }
 
 /// The desired gateway resources, and the leadership of this control plane.
-struct Gateways {
+struct GatewayLeadership {
     desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
     leading: watch::Receiver<bool>,
 }
 
 /// The settings of the mesh for new sidecars.
-struct Choices {
+struct NewSidecarSettings {
     exclusions: watch::Receiver<Exclusions>,
     floor: watch::Receiver<Floor>,
 }
@@ -346,11 +348,11 @@ struct Choices {
 /// exclusions from the settings of another mesh.
 async fn inject_sidecars(
     client: Client,
-    mut settings: Settings,
+    mut settings: InjectionSettings,
     mut authority: watch::Receiver<Arc<Authority>>,
-    mut choices: Choices,
+    mut choices: NewSidecarSettings,
     webhook: Option<(ListenOptions, watch::Receiver<bool>)>,
-    gateways: Option<Gateways>,
+    gateways: Option<GatewayLeadership>,
 ) {
     settings.exclusions = choices.exclusions.borrow_and_update().clone();
     settings.floor = choices.floor.borrow_and_update().clone();
@@ -358,7 +360,7 @@ async fn inject_sidecars(
     let (maker, wanted) = (client.clone(), reported.clone());
     let making = async {
         match gateways {
-            Some(Gateways { desired, leading }) => {
+            Some(GatewayLeadership { desired, leading }) => {
                 provision_gateways(maker, wanted, desired, leading).await
             }
             None => std::future::pending().await,
@@ -398,7 +400,7 @@ async fn inject_sidecars(
 }
 
 /// Waits until a task alongside the control plane has ended; never returns if there is none.
-pub(super) async fn wait_until_ended(cluster: &mut Option<Cluster>) -> anyhow::Error {
+pub(super) async fn wait_until_ended(cluster: &mut Option<ClusterTasks>) -> anyhow::Error {
     let Some(cluster) = cluster else { return std::future::pending().await };
     match cluster.tasks.join_next().await {
         Some(Ok(name)) => {
@@ -416,9 +418,9 @@ async fn with_task_name(name: &'static str, work: impl Future<Output = ()>) -> &
 
 /// Forwards the first facts, which were already checked, and then all others.
 async fn forward_updates(
-    first: Update,
-    mut updates: mpsc::Receiver<Update>,
-    again: mpsc::Sender<Update>,
+    first: RegistryUpdate,
+    mut updates: mpsc::Receiver<RegistryUpdate>,
+    again: mpsc::Sender<RegistryUpdate>,
 ) {
     let mut next = Some(first);
     while let Some(update) = next {
@@ -431,24 +433,28 @@ async fn forward_updates(
 
 /// Reviews tokens with the API server.
 #[derive(Debug)]
-struct ByTokenReview(TokenReviewer);
+struct ClusterTokenReviewer(TokenReviewer);
 
-impl ByTokenReview {
-    fn to_token_subject(found: review::PodHolder) -> Holder {
+impl ClusterTokenReviewer {
+    fn to_token_subject(found: review::PodHolder) -> TokenSubject {
         let review::PodHolder { workload, account, uid } = found;
-        Holder { workload, account, uid }
+        TokenSubject { workload, account, uid }
     }
 
-    fn to_review_error(error: review::ReviewError) -> ReviewError {
+    fn to_review_error(error: review::TokenReviewError) -> ReviewError {
         match error {
-            review::ReviewError::Refused(reason) => ReviewError::Refused(reason),
+            review::TokenReviewError::Refused(reason) => ReviewError::Refused(reason),
             error => ReviewError::Unavailable(error.to_string()),
         }
     }
 }
 
-impl Reviewer for ByTokenReview {
-    fn claimed_holder(&self, token: &str, now: SystemTime) -> Result<Option<Holder>, ReviewError> {
+impl Reviewer for ClusterTokenReviewer {
+    fn claimed_holder(
+        &self,
+        token: &str,
+        now: SystemTime,
+    ) -> Result<Option<TokenSubject>, ReviewError> {
         self.0
             .claimed_pod(token, now)
             .map(Self::to_token_subject)
@@ -456,7 +462,7 @@ impl Reviewer for ByTokenReview {
             .map_err(Self::to_review_error)
     }
 
-    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a> {
+    fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a> {
         Box::pin(async move {
             self.0
                 .review_token(token)

@@ -24,8 +24,8 @@ use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 
 use reviews::ReviewsVersion;
-use server::Application;
-use upstream::{HttpProxy, Upstream};
+use server::ServiceApplication;
+use upstream::{HttpProxy, UpstreamClient};
 
 use crate::stop;
 
@@ -97,16 +97,16 @@ pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow:
     Ok(())
 }
 
-fn build_application(kind: ServiceKind, options: &ServiceOptions) -> Application {
-    let upstream = || Upstream::new(options.http_proxy.clone());
+fn build_application(kind: ServiceKind, options: &ServiceOptions) -> ServiceApplication {
+    let upstream = || UpstreamClient::new(options.http_proxy.clone());
     match kind {
-        ServiceKind::Productpage => Application::Productpage(upstream()),
-        ServiceKind::Details => Application::Details,
-        ServiceKind::Ratings => Application::Ratings,
-        ServiceKind::Gateway => Application::Gateway(upstream()),
+        ServiceKind::Productpage => ServiceApplication::Productpage(upstream()),
+        ServiceKind::Details => ServiceApplication::Details,
+        ServiceKind::Ratings => ServiceApplication::Ratings,
+        ServiceKind::Gateway => ServiceApplication::Gateway(upstream()),
         ServiceKind::Reviews => match options.version.star_color() {
-            None => Application::PlainReviews(options.version),
-            Some(color) => Application::RatedReviews(options.version, color, upstream()),
+            None => ServiceApplication::PlainReviews(options.version),
+            Some(color) => ServiceApplication::RatedReviews(options.version, color, upstream()),
         },
     }
 }

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use leno_telemetry::Usage;
+use leno_telemetry::ProcessUsage;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::ask;
-use crate::up::Standing;
+use crate::up::WorkloadState;
 
 /// A snapshot of one workload's sidecar.
 #[derive(Debug, Clone)]
@@ -21,18 +21,18 @@ pub(super) struct Observation {
     /// True if the workload has an application that serves.
     pub(super) serves: bool,
     /// Request counters by series.
-    pub(super) series: Vec<Series>,
+    pub(super) series: Vec<RequestSeries>,
     /// Open connections.
-    pub(super) connections: Vec<Connection>,
+    pub(super) connections: Vec<PeerConnection>,
     /// The resource usage of its process; absent if the system does not report it.
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<ProcessUsage>,
     /// Its listeners for other sidecars.
     pub(super) inbound: Vec<SocketAddr>,
 }
 
 /// Requests with the same labels, as the admin page lists them.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Series {
+pub(super) struct RequestSeries {
     pub(super) direction: String,
     pub(super) peer: String,
     pub(super) requests: u64,
@@ -44,24 +44,24 @@ pub(super) struct Series {
 
 /// A connection, as the admin page lists it.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Connection {
+pub(super) struct PeerConnection {
     pub(super) direction: String,
     pub(super) identity: String,
 }
 
 #[derive(Deserialize)]
-struct Requests {
-    series: Vec<Series>,
+struct RequestsPage {
+    series: Vec<RequestSeries>,
 }
 
 #[derive(Deserialize)]
-struct Connections {
-    connections: Vec<Connection>,
+struct ConnectionsPage {
+    connections: Vec<PeerConnection>,
 }
 
 impl Observation {
     /// Returns the series of requests from other sidecars.
-    pub(super) fn inbound_series(&self) -> impl Iterator<Item = &Series> {
+    pub(super) fn inbound_series(&self) -> impl Iterator<Item = &RequestSeries> {
         self.series.iter().filter(|series| series.direction == "inbound")
     }
 
@@ -75,14 +75,14 @@ impl Observation {
 ///
 /// # Errors
 /// If one of them does not answer.
-pub(super) async fn observe_sidecars(fleet: &[Standing]) -> anyhow::Result<Vec<Observation>> {
+pub(super) async fn observe_sidecars(fleet: &[WorkloadState]) -> anyhow::Result<Vec<Observation>> {
     let mut all = Vec::new();
     for member in fleet {
         let name = &member.workload.name;
         let report = member.report.as_ref();
         let report = report.with_context(|| format!("the sidecar of {name} is not running"))?;
-        let requests: Requests = query_page(report.admin, "/requests").await?;
-        let connections: Connections = query_page(report.admin, "/connections").await?;
+        let requests: RequestsPage = query_page(report.admin, "/requests").await?;
+        let connections: ConnectionsPage = query_page(report.admin, "/connections").await?;
         let open_listeners = report.open_listeners.iter();
         let inbound = open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
         all.push(Observation {

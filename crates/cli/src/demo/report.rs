@@ -22,7 +22,7 @@ pub(crate) struct DemoReport {
     /// Results per service.
     pub(crate) services: Vec<ServiceReport>,
     /// The checks of the demo, with their results.
-    pub(crate) checks: Vec<Check>,
+    pub(crate) checks: Vec<DemoCheck>,
 }
 
 /// Requests to one backend of a split.
@@ -64,7 +64,7 @@ pub(crate) struct ServiceReport {
 
 /// One check of the demo.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Check {
+pub(crate) struct DemoCheck {
     /// The expectation.
     pub(crate) name: String,
     /// True if it held.
@@ -94,7 +94,7 @@ impl DemoReport {
             text.push('\n');
         }
         text.push('\n');
-        for Check { name, ok, detail } in &self.checks {
+        for DemoCheck { name, ok, detail } in &self.checks {
             let mark = if *ok { "✓" } else { "✗" };
             writeln!(text, "{mark} {name}: {detail}").expect("writing to a String never fails");
         }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn text_shows_figures_and_never_rounds_a_failure_away() {
+    fn text_output_never_rounds_failures_away() {
         let text = report().to_text();
         let row = |name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
         let ratings = row(" ratings ");
@@ -244,10 +244,10 @@ mod tests {
     }
 
     #[test]
-    fn one_broken_promise_is_a_failure_and_so_is_none_made() {
+    fn one_failed_check_or_no_check_is_a_failure() {
         let mut report = report();
         assert!(report.is_passed());
-        report.checks.push(Check {
+        report.checks.push(DemoCheck {
             name: "denied client".to_owned(),
             ok: false,
             detail: "got 200".to_owned(),
@@ -291,7 +291,7 @@ mod tests {
                 ("reviews-v3".to_owned(), share(103, 0.103, 0.1)),
             ]),
             services: vec![ratings, idle],
-            checks: vec![Check {
+            checks: vec![DemoCheck {
                 name: "mutual TLS".to_owned(),
                 ok: true,
                 detail: "12 of 12 links".to_owned(),

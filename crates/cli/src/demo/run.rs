@@ -9,19 +9,19 @@ use clap::{Args, ValueEnum};
 use leno_control::Config;
 use tokio::task::LocalSet;
 
-use super::bookinfo::manifests::{Ports, render_manifests};
+use super::bookinfo::manifests::{BookinfoPorts, render_manifests};
 use super::bookinfo::pods;
 use super::observe::{observe_sidecars, refuses_plaintext};
 use super::report::DemoReport;
 use super::traffic::{ask_as_external_client, drive_bookinfo, keep_flowing};
-use super::verdict::Findings;
+use super::verdict::DemoFindings;
 use crate::data_directory::DataDirectory;
 use crate::duration::parse_positive;
 use crate::explain::explain_playground;
 use crate::limits::SidecarLimitArgs;
 use crate::log::LogLevel;
 use crate::proxy::AccessLogArgs;
-use crate::up::{LocalMesh, Options, Output, Standing};
+use crate::up::{LocalMesh, LocalMeshOptions, OutputStream, WorkloadState};
 use crate::{install, limits, log, output, stop};
 
 /// Arguments of `leno demo`.
@@ -39,7 +39,7 @@ pub(crate) struct DemoArgs {
     page: SocketAddr,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: ReportFormat,
+    output: DemoFormat,
     /// Print bookinfo manifests for a Kubernetes cluster with Leno, without running anything
     #[arg(long, conflicts_with_all = ["duration", "serve", "page", "output"])]
     kubernetes: bool,
@@ -60,7 +60,7 @@ fn parse_image(text: &str) -> Result<String, String> {
 
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum ReportFormat {
+enum DemoFormat {
     /// Tables
     #[default]
     Table,
@@ -75,7 +75,7 @@ impl DemoArgs {
             output::print_raw(&pods::render_manifests(&self.image))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let options = Options {
+        let options = LocalMeshOptions {
             access_log: AccessLogArgs::default(),
             limits: SidecarLimitArgs::default(),
             drain: DRAIN,
@@ -84,7 +84,7 @@ impl DemoArgs {
             open_files: limits::raise_open_files(),
             netns: None,
             // Standard output is reserved for the report.
-            output: Output::Error,
+            output: OutputStream::Error,
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -93,11 +93,11 @@ impl DemoArgs {
         LocalSet::new().block_on(&runtime, self.serve(options))
     }
 
-    async fn serve(self, options: Options) -> anyhow::Result<ExitCode> {
+    async fn serve(self, options: LocalMeshOptions) -> anyhow::Result<ExitCode> {
         let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
         let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
         let scratch = scratch.context("cannot create a temporary directory")?;
-        let ports = Ports::find_free()?;
+        let ports = BookinfoPorts::find_free()?;
         let file = scratch.path().join("bookinfo.yaml");
         let binary = std::env::current_exe().context("cannot find this program")?;
         let binary = binary.to_str().context("the path of this program is not UTF-8")?;
@@ -112,7 +112,7 @@ impl DemoArgs {
         );
         let mut config = Config::new(data.path().to_owned(), vec![file]);
         config.page = self.serve.then_some(self.page);
-        config.playground = Some(explain_playground());
+        config.explainer = Some(explain_playground());
         self.print_progress("starting bookinfo: 7 applications, 9 sidecars, one control plane");
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let control_ended = mesh.control_ended();
@@ -137,7 +137,7 @@ impl DemoArgs {
     async fn run_to_the_end(
         &self,
         mesh: &mut LocalMesh,
-        ports: Ports,
+        ports: BookinfoPorts,
         hint: &str,
         stop: impl Future<Output = ()>,
     ) -> anyhow::Result<DemoReport> {
@@ -159,7 +159,7 @@ impl DemoArgs {
     async fn run_and_report(
         &self,
         mesh: &mut LocalMesh,
-        ports: Ports,
+        ports: BookinfoPorts,
         hint: &str,
     ) -> anyhow::Result<DemoReport> {
         if !mesh.wait_until_up(START_MAX_WAIT).await {
@@ -177,8 +177,8 @@ impl DemoArgs {
         let findings = measure_traffic(mesh, ports, self.duration).await?;
         let report = findings.evaluate();
         match self.output {
-            ReportFormat::Json => log::print_to_stdout(&report.to_json()?)?,
-            ReportFormat::Table => log::print_to_stdout(&report.to_text())?,
+            DemoFormat::Json => log::print_to_stdout(&report.to_json()?)?,
+            DemoFormat::Table => log::print_to_stdout(&report.to_text())?,
         }
         if self.serve {
             self.print_progress(&format!(
@@ -200,13 +200,13 @@ impl DemoArgs {
 
 async fn measure_traffic(
     mesh: &mut LocalMesh,
-    ports: Ports,
+    ports: BookinfoPorts,
     duration: Duration,
-) -> anyhow::Result<Findings> {
+) -> anyhow::Result<DemoFindings> {
     let standing = mesh.member_statuses();
     let before = mesh.supervise_until(observe_sidecars(&standing)).await?;
     let load = mesh.supervise_until(drive_bookinfo(ports, duration)).await?;
-    let standing: Vec<Standing> = mesh.member_statuses();
+    let standing: Vec<WorkloadState> = mesh.member_statuses();
     let after = mesh.supervise_until(observe_sidecars(&standing)).await?;
     let denied = mesh.supervise_until(ask_as_external_client(ports)).await;
     let mut plaintext_accepted = Vec::new();
@@ -217,7 +217,7 @@ async fn measure_traffic(
             }
         }
     }
-    Ok(Findings {
+    Ok(DemoFindings {
         before,
         after,
         load,

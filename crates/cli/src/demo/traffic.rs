@@ -5,20 +5,23 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use leno_load::{Counters, Pace, Plan, Report, Target, drive_load};
+use leno_load::{LoadModel, LoadPlan, LoadReport, LoadTarget, ProgressCounters, drive_load};
 use tokio::sync::{oneshot, watch};
 
-use super::bookinfo::manifests::Ports;
+use super::bookinfo::manifests::BookinfoPorts;
 use crate::figures::format_count;
 
 /// Sends requests to bookinfo for `duration`, on a thread of its own, and shows the progress.
 ///
 /// # Errors
 /// If the load cannot be generated.
-pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::Result<Report> {
+pub(super) async fn drive_bookinfo(
+    ports: BookinfoPorts,
+    duration: Duration,
+) -> anyhow::Result<LoadReport> {
     let plan = load_plan(&ports, duration);
     let total = plan.warm_up + plan.duration;
-    let (progress, counters) = watch::channel(Counters::default());
+    let (progress, counters) = watch::channel(ProgressCounters::default());
     tokio::select! {
         report = drive_apart(plan, progress) => report,
         never = show_progress(counters, total) => match never {},
@@ -26,11 +29,11 @@ pub(super) async fn drive_bookinfo(ports: Ports, duration: Duration) -> anyhow::
 }
 
 /// Keeps a low rate of requests flowing for live views, and ignores their results. Never returns.
-pub(super) async fn keep_flowing(ports: Ports) -> std::convert::Infallible {
+pub(super) async fn keep_flowing(ports: BookinfoPorts) -> std::convert::Infallible {
     loop {
-        let pace = Pace::Open { rate: FLOW_RATE, connections: CONNECTIONS };
-        let plan = Plan { pace, warm_up: Duration::ZERO, ..load_plan(&ports, FLOW_FOR) };
-        let driven = drive_apart(plan, watch::channel(Counters::default()).0).await;
+        let load_model = LoadModel::Open { rate: FLOW_RATE, connections: CONNECTIONS };
+        let plan = LoadPlan { load_model, warm_up: Duration::ZERO, ..load_plan(&ports, FLOW_FOR) };
+        let driven = drive_apart(plan, watch::channel(ProgressCounters::default()).0).await;
         if let Err(error) = driven {
             tracing::warn!(%error, "the demo's traffic stops");
             return std::future::pending().await;
@@ -39,7 +42,10 @@ pub(super) async fn keep_flowing(ports: Ports) -> std::convert::Infallible {
 }
 
 /// Generates load on a thread of its own.
-async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::Result<Report> {
+async fn drive_apart(
+    plan: LoadPlan,
+    progress: watch::Sender<ProgressCounters>,
+) -> anyhow::Result<LoadReport> {
     let (done, report) = oneshot::channel();
     std::thread::Builder::new()
         .name("load".to_owned())
@@ -60,18 +66,18 @@ async fn drive_apart(plan: Plan, progress: watch::Sender<Counters>) -> anyhow::R
 ///
 /// # Errors
 /// If there is no response.
-pub(super) async fn ask_as_external_client(ports: Ports) -> anyhow::Result<u16> {
+pub(super) async fn ask_as_external_client(ports: BookinfoPorts) -> anyhow::Result<u16> {
     let mut target =
         build_target(ports.external_client_ratings, "outsider", "ratings", "/ratings/0");
     target.weight = 1;
-    let plan = Plan {
-        pace: Pace::Open { rate: 10, connections: 1 },
+    let plan = LoadPlan {
+        load_model: LoadModel::Open { rate: 10, connections: 1 },
         duration: Duration::from_millis(500),
         timeout: REQUEST_TIMEOUT,
         seed: SEED,
-        ..Plan::new(vec![target])
+        ..LoadPlan::new(vec![target])
     };
-    let report = drive_load(plan, watch::channel(Counters::default()).0).await?;
+    let report = drive_load(plan, watch::channel(ProgressCounters::default()).0).await?;
     let total = report.sum_targets();
     let statuses: Vec<u16> = total.status_counts().map(|(status, _)| status).collect();
     match statuses.as_slice() {
@@ -83,10 +89,10 @@ pub(super) async fn ask_as_external_client(ports: Ports) -> anyhow::Result<u16> 
     }
 }
 
-fn load_plan(ports: &Ports, duration: Duration) -> Plan {
+fn load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
     let page =
         |name| build_target(ports.traffic_productpage, name, "productpage", "/productpage?id=0");
-    let jason = Target {
+    let jason = LoadTarget {
         headers: vec![("end-user".to_owned(), "jason".to_owned())],
         weight: 1,
         ..page("page as jason")
@@ -94,25 +100,25 @@ fn load_plan(ports: &Ports, duration: Duration) -> Plan {
     let gateway =
         build_target(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
     let targets =
-        vec![Target { weight: 6, ..page("page") }, jason, Target { weight: 7, ..gateway }];
-    Plan {
-        pace: Pace::Closed { connections: CONNECTIONS },
+        vec![LoadTarget { weight: 6, ..page("page") }, jason, LoadTarget { weight: 7, ..gateway }];
+    LoadPlan {
+        load_model: LoadModel::Closed { connections: CONNECTIONS },
         duration,
         warm_up: WARM_UP.min(duration / 5),
         timeout: REQUEST_TIMEOUT,
         seed: SEED,
-        ..Plan::new(targets)
+        ..LoadPlan::new(targets)
     }
 }
 
-fn build_target(listener: u16, name: &str, service: &str, path: &str) -> Target {
+fn build_target(listener: u16, name: &str, service: &str, path: &str) -> LoadTarget {
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    Target::get(name, listener, &format!("{service}.bookinfo:9080"), path)
+    LoadTarget::get(name, listener, &format!("{service}.bookinfo:9080"), path)
 }
 
 /// Updates one line on a terminal; never returns.
 async fn show_progress(
-    mut counters: watch::Receiver<Counters>,
+    mut counters: watch::Receiver<ProgressCounters>,
     total: Duration,
 ) -> std::convert::Infallible {
     let terminal = std::io::stderr().is_terminal();
@@ -131,7 +137,7 @@ async fn show_progress(
     std::future::pending().await
 }
 
-fn progress_line(counters: &Counters, total: Duration) -> String {
+fn progress_line(counters: &ProgressCounters, total: Duration) -> String {
     let seconds = counters.elapsed.as_secs_f64();
     let phase = match counters.measuring {
         true => "driving",

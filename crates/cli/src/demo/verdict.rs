@@ -3,27 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leno_load::Report;
+use leno_load::LoadReport;
 
 use super::observe::Observation;
-use super::report::{Check, DemoReport, ServiceReport, SplitShare};
+use super::report::{DemoCheck, DemoReport, ServiceReport, SplitShare};
 
 /// The findings of the demo.
 #[derive(Debug)]
-pub(super) struct Findings {
+pub(super) struct DemoFindings {
     /// The sidecars before the traffic.
     pub(super) before: Vec<Observation>,
     /// The sidecars after it.
     pub(super) after: Vec<Observation>,
     /// The client's measurements.
-    pub(super) load: Report,
+    pub(super) load: LoadReport,
     /// The status for the client without permission, or the error.
     pub(super) denied: Result<u16, String>,
     /// The listeners that answered a client without TLS.
     pub(super) plaintext_accepted: Vec<String>,
 }
 
-impl Findings {
+impl DemoFindings {
     /// Evaluates the findings.
     pub(super) fn evaluate(&self) -> DemoReport {
         let services: Vec<ServiceReport> = self
@@ -56,7 +56,7 @@ impl Findings {
         before.find(|before| before.workload == after.workload)
     }
 
-    fn all_succeeded(&self) -> Check {
+    fn all_succeeded(&self) -> DemoCheck {
         let total = self.load.sum_targets();
         let failed = total.request_count() - total.success_count();
         let ok = failed == 0 && total.request_count() > 0;
@@ -74,7 +74,7 @@ impl Findings {
         for (kind, count) in total.error_counts() {
             detail.push_str(&format!(", {count} {}", kind.label()));
         }
-        Check { name: "every request succeeded".to_owned(), ok, detail }
+        DemoCheck { name: "every request succeeded".to_owned(), ok, detail }
     }
 
     /// Describes encryption and identity between sidecars, or returns the first violation.
@@ -113,18 +113,18 @@ impl Findings {
         }
     }
 
-    fn external_client_denied(&self) -> Check {
+    fn external_client_denied(&self) -> DemoCheck {
         let (ok, detail) = match &self.denied {
             Ok(403) => (true, "403".to_owned()),
             Ok(status) => (false, format!("got {status}")),
             Err(error) => (false, error.clone()),
         };
-        Check { name: "a client without permission is denied".to_owned(), ok, detail }
+        DemoCheck { name: "a client without permission is denied".to_owned(), ok, detail }
     }
 }
 
-fn check_result(name: &str, held: Result<String, String>) -> Check {
-    Check {
+fn check_result(name: &str, held: Result<String, String>) -> DemoCheck {
+    DemoCheck {
         name: name.to_owned(),
         ok: held.is_ok(),
         detail: held.unwrap_or_else(|problem| problem),
@@ -135,7 +135,7 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
     let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
     let success: u64 = after.inbound_series().map(|series| series.success).sum();
     // The maximum quantile of several series is an upper bound of their combined quantile.
-    let largest = |part: fn(&super::observe::Series) -> f64| {
+    let largest = |part: fn(&super::observe::RequestSeries) -> f64| {
         let counted = after.inbound_series().filter(|series| series.requests > 0);
         let largest = counted.map(part).reduce(f64::max)?;
         Duration::try_from_secs_f64(largest / 1e3).ok()
@@ -165,10 +165,10 @@ fn name_of(workload: &str) -> String {
     name.to_owned()
 }
 
-fn all_took_part(services: &[ServiceReport]) -> Check {
+fn all_took_part(services: &[ServiceReport]) -> DemoCheck {
     let idle = services.iter().filter(|service| service.requests == 0);
     let idle: Vec<&str> = idle.map(|service| service.name.as_str()).collect();
-    Check {
+    DemoCheck {
         name: "every service received requests".to_owned(),
         ok: idle.is_empty() && !services.is_empty(),
         detail: match idle.is_empty() {

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use leno_control::status::{EdgeStatus, RejectionStatus, WorkloadStatus};
 
 use super::steps::{
-    Facts, Step, explain_command, most_frequent_reason, rejection_steps, success_step,
+    DiagnosisInputs, DiagnosisStep, explain_command, most_frequent_reason, rejection_steps,
+    success_step,
 };
 use crate::figures::AILING;
 
 /// Returns the services that the workload's application calls by name, or has an outbound listener for. A
 /// listener needs no subscription.
-pub(super) fn called_by_name<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&'a str> {
+pub(super) fn called_by_name<'a>(facts: &'a DiagnosisInputs, workload: &str) -> BTreeSet<&'a str> {
     let proxies = facts.proxies.iter().filter(|proxy| proxy.workload == workload);
     let subscriptions = proxies.flat_map(|proxy| &proxy.subscriptions);
     let workloads = facts.workloads.iter().filter(|known| known.name == workload);
@@ -21,13 +22,13 @@ pub(super) fn called_by_name<'a>(facts: &'a Facts, workload: &str) -> BTreeSet<&
 }
 
 /// True if the workload sends requests to the service, or can do so without a subscription.
-pub(super) fn may_call(facts: &Facts, workload: &str, to: &str) -> bool {
+pub(super) fn may_call(facts: &DiagnosisInputs, workload: &str, to: &str) -> bool {
     let called = called_by_name(facts, workload);
     called.contains(to) || is_routed(facts, &called, to) || is_counted(facts, workload, to)
 }
 
 /// True if a route of a service that the workload calls has `to` as a backend.
-fn is_routed(facts: &Facts, called: &BTreeSet<&str>, to: &str) -> bool {
+fn is_routed(facts: &DiagnosisInputs, called: &BTreeSet<&str>, to: &str) -> bool {
     let services = facts.services.iter().filter(|service| called.contains(service.name.as_str()));
     let attached: BTreeSet<&String> = services.flat_map(|service| &service.routes).collect();
     let routes = facts.routes.iter().filter(|route| attached.contains(&route.name));
@@ -37,7 +38,7 @@ fn is_routed(facts: &Facts, called: &BTreeSet<&str>, to: &str) -> bool {
 
 /// True if requests of the workload to the service were counted. Requests counted for a service are those of
 /// the workload if it is the only one of that service.
-fn is_counted(facts: &Facts, workload: &str, to: &str) -> bool {
+fn is_counted(facts: &DiagnosisInputs, workload: &str, to: &str) -> bool {
     facts.edges.iter().filter(|edge| edge.to == to && edge.rates.requests > 0).any(
         |edge| match edge.kind.as_str() {
             "workload" => edge.from == workload,
@@ -48,13 +49,16 @@ fn is_counted(facts: &Facts, workload: &str, to: &str) -> bool {
 }
 
 /// True if the workload is the only one of the service.
-fn is_alone(facts: &Facts, service: &str, workload: &str) -> bool {
+fn is_alone(facts: &DiagnosisInputs, service: &str, workload: &str) -> bool {
     let found = facts.services.iter().find(|known| known.name == service);
     found.is_some_and(|known| known.workloads == [workload])
 }
 
 /// Returns the steps for recent requests of a workload to services other than its own, one per service.
-pub(super) fn request_steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+pub(super) fn request_steps(
+    facts: &DiagnosisInputs,
+    workload: &WorkloadStatus,
+) -> Vec<DiagnosisStep> {
     counted_services(facts, workload)
         .into_iter()
         .flat_map(|it| request_steps_to(facts, workload, it))
@@ -63,7 +67,7 @@ pub(super) fn request_steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Ste
 
 /// Returns the services at which requests of the workload failed recently. Their histories have the reasons.
 pub(super) fn failing_services<'a>(
-    facts: &'a Facts,
+    facts: &'a DiagnosisInputs,
     workload: &WorkloadStatus,
 ) -> BTreeSet<&'a str> {
     let edges = counted_edges(facts, workload);
@@ -72,7 +76,10 @@ pub(super) fn failing_services<'a>(
 }
 
 /// Returns the services for which requests or rejections of the workload were counted recently.
-fn counted_services<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet<&'a str> {
+fn counted_services<'a>(
+    facts: &'a DiagnosisInputs,
+    workload: &WorkloadStatus,
+) -> BTreeSet<&'a str> {
     let rejections = facts.rejections.iter().filter(|it| it.clients.contains(&workload.name));
     let rejected = rejections.map(|it| it.service.as_str()).filter(|service| !service.is_empty());
     let counted = counted_edges(facts, workload).map(|edge| edge.to.as_str());
@@ -82,7 +89,7 @@ fn counted_services<'a>(facts: &'a Facts, workload: &WorkloadStatus) -> BTreeSet
 
 /// Returns the counted requests of a workload, with those of each service that selects no other workload.
 fn counted_edges<'a>(
-    facts: &'a Facts,
+    facts: &'a DiagnosisInputs,
     workload: &WorkloadStatus,
 ) -> impl Iterator<Item = &'a EdgeStatus> {
     let name = workload.name.clone();
@@ -97,7 +104,11 @@ fn counted_edges<'a>(
 
 /// Returns the steps for requests of a workload to one service, as counted by its own sidecar: failures of
 /// other clients are not its problem.
-fn request_steps_to(facts: &Facts, workload: &WorkloadStatus, service: &str) -> Vec<Step> {
+fn request_steps_to(
+    facts: &DiagnosisInputs,
+    workload: &WorkloadStatus,
+    service: &str,
+) -> Vec<DiagnosisStep> {
     let edge = counted_edges(facts, workload).find(|edge| edge.to == service);
     let success = edge.and_then(|edge| edge.rates.success);
     if success.is_none_or(|success| success < AILING) {
@@ -122,7 +133,7 @@ mod tests {
     use leno_control::status::{HistoryStatus, RateStatus, RouteStatus};
     use serde_json::json;
 
-    use super::super::steps::{Verdict, build_steps};
+    use super::super::steps::{StepResult, build_steps};
     use super::*;
 
     fn service_status(name: &str, workload: &str, routes: serde_json::Value) -> serde_json::Value {
@@ -135,7 +146,7 @@ mod tests {
         })
     }
 
-    fn sample_facts() -> Facts {
+    fn sample_facts() -> DiagnosisInputs {
         let workload = json!({
             "name": "t/c-1", "account": "t/c", "address": "127.0.0.1", "ports": [], "labels": {},
             "services": ["t/c"], "sidecar": "connected", "listeners": {}, "outbound_listeners": [],
@@ -146,7 +157,7 @@ mod tests {
             "config_age_seconds": 1.0, "out_of_sync_seconds": null, "sent": 1, "applied": 1, "rejected": 0,
             "rejections": [],
         });
-        Facts {
+        DiagnosisInputs {
             workloads: vec![serde_json::from_value(workload).unwrap()],
             proxies: vec![serde_json::from_value(proxy).unwrap()],
             services: [
@@ -155,11 +166,11 @@ mod tests {
             ]
             .map(|it| serde_json::from_value(it).unwrap())
             .into(),
-            ..Facts::default()
+            ..DiagnosisInputs::default()
         }
     }
 
-    fn is_reported_as_unused(facts: &Facts) -> bool {
+    fn is_reported_as_unused(facts: &DiagnosisInputs) -> bool {
         let steps = build_steps(facts, "t/c-1", Some("t/h"));
         steps.iter().any(|step| step.name == "subscribed")
     }
@@ -213,9 +224,9 @@ mod tests {
         }
     }
 
-    fn failed_steps(facts: &Facts) -> Vec<String> {
+    fn failed_steps(facts: &DiagnosisInputs) -> Vec<String> {
         let steps = build_steps(facts, "t/c-1", None).into_iter();
-        let steps = steps.filter(|it| it.name == "requests" && it.verdict == Verdict::Problem);
+        let steps = steps.filter(|it| it.name == "requests" && it.verdict == StepResult::Problem);
         steps.map(|step| step.message).collect()
     }
 
@@ -268,7 +279,7 @@ mod tests {
         facts.rejections =
             vec![limited, denied, outside("egress-denied", 0.5), outside("unknown-service", 0.4)];
         let steps = build_steps(&facts, "t/c-1", None).into_iter();
-        let steps: Vec<Step> = steps.filter(|it| it.name == "requests").collect();
+        let steps: Vec<DiagnosisStep> = steps.filter(|it| it.name == "requests").collect();
         let begins = [
             "t/h: the mesh rejects 60.00 % of the requests with denied-by-policy",
             "t/h: the mesh rejects 30.00 % of the requests with rate-limited",
@@ -286,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_others_say_nothing_about_a_workload() {
+    fn requests_of_other_workloads_are_ignored() {
         let mut facts = sample_facts();
         facts.edges = vec![edge_status("workload", "t/c-2", 3), edge_status("service", "t/c", 0)];
         assert!(is_reported_as_unused(&facts));

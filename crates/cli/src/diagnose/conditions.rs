@@ -7,33 +7,33 @@ use leno_control::findings::rejected_sidecar;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 use leno_control::{exit_remedy, port_remedy};
 
-use super::steps::{Facts, Step, Verdict, is_on_the_way};
+use super::steps::{DiagnosisInputs, DiagnosisStep, StepResult, is_on_the_way};
 use crate::duration::format_duration;
 
 /// Returns the steps in startup order. An open circuit is no problem on the way to another service.
 pub(super) fn condition_steps(
-    facts: &Facts,
+    facts: &DiagnosisInputs,
     workload: &WorkloadStatus,
     to: Option<&str>,
-) -> Vec<Step> {
-    let mut steps: Vec<Step> = token_step(facts, workload).into_iter().collect();
+) -> Vec<DiagnosisStep> {
+    let mut steps: Vec<DiagnosisStep> = token_step(facts, workload).into_iter().collect();
     steps.extend(workload.application.iter().flat_map(application_steps));
     steps.extend(listener_steps(workload));
     steps.extend(of_kind(workload, "state-unwritable").map(|it| {
-        Step::problem(
+        DiagnosisStep::problem(
             "state",
             format!("the sidecar cannot write {}: {}", it.subject, it.reason),
             "free space there or make it writable: a restart loses unwritten state",
         )
     }));
     if workload.sidecar == "connected" && of_kind(workload, "state-unwritable").next().is_none() {
-        steps.push(Step::fine("state", "is written to disk"));
+        steps.push(DiagnosisStep::fine("state", "is written to disk"));
     }
     steps.extend(of_kind(workload, "circuit-open").map(|it| {
         let service = it.subject.split(':').next().unwrap_or_default();
         let step = match to.is_none_or(|to| is_on_the_way(facts, to, service)) {
-            true => Step::problem,
-            false => Step::notice,
+            true => DiagnosisStep::problem,
+            false => DiagnosisStep::notice,
         };
         step(
             "circuit",
@@ -45,19 +45,23 @@ pub(super) fn condition_steps(
 }
 
 /// Returns the step for the last join, if it was rejected.
-fn token_step(facts: &Facts, workload: &WorkloadStatus) -> Option<Step> {
+fn token_step(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<DiagnosisStep> {
     let join = facts.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let message = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
     let hint = rejected_sidecar(&facts.status, workload);
     Some(match workload.has_sidecar() {
-        true => Step::notice("token", message, hint),
-        false => Step::problem("token", message, hint),
+        true => DiagnosisStep::notice("token", message, hint),
+        false => DiagnosisStep::problem("token", message, hint),
     })
 }
 
 /// Returns the failing steps of the applications behind the endpoints of a service: requests fail or wait
 /// there, although the sidecar of such an endpoint is reachable.
-pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
+pub(super) fn of_endpoints(
+    facts: &DiagnosisInputs,
+    workload: &str,
+    to: &str,
+) -> Vec<DiagnosisStep> {
     let services = facts.services.iter().filter(|it| is_on_the_way(facts, to, &it.name));
     let endpoints = services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
     let endpoints: BTreeSet<&str> = endpoints.map(|endpoint| endpoint.workload.as_str()).collect();
@@ -65,39 +69,43 @@ pub(super) fn of_endpoints(facts: &Facts, workload: &str, to: &str) -> Vec<Step>
     let others = others.filter(|it| it.name != workload);
     let steps = others.flat_map(|it| {
         let steps = it.application.iter().flat_map(application_steps);
-        steps.map(move |step| Step { message: format!("{}: {}", it.name, step.message), ..step })
+        steps.map(move |step| DiagnosisStep {
+            message: format!("{}: {}", it.name, step.message),
+            ..step
+        })
     });
-    steps.filter(|step| step.verdict != Verdict::Ok).collect()
+    steps.filter(|step| step.verdict != StepResult::Ok).collect()
 }
 
 /// Returns the steps for the state of an application, and for the ports that it does not serve.
-fn application_steps(application: &ApplicationStatus) -> Vec<Step> {
+fn application_steps(application: &ApplicationStatus) -> Vec<DiagnosisStep> {
     let mut steps = vec![run(application)];
     steps.extend(application.ports.iter().map(|(port, problem)| {
         let message = format!("port {port} is not served: {problem}");
-        Step::problem("application", message, port_remedy(problem))
+        DiagnosisStep::problem("application", message, port_remedy(problem))
     }));
     steps
 }
 
-fn run(application: &ApplicationStatus) -> Step {
+fn run(application: &ApplicationStatus) -> DiagnosisStep {
     let name = "application";
     let since = std::time::Duration::try_from_secs_f64(application.since_seconds);
     let since = format_duration(since.unwrap_or_default());
     let exit = last_exit(application);
     let restarts = application.restarts;
     if application.crash_looping {
-        return Step::problem(
+        return DiagnosisStep::problem(
             name,
             format!("keeps exiting (restarts: {restarts}{exit})"),
             exit_remedy(application.last_exit.as_deref()),
         );
     }
     match (application.state.as_str(), application.pid) {
-        ("running", Some(pid)) => {
-            Step::fine(name, format!("runs as process {pid} for {since} (restarts: {restarts})"))
-        }
-        (state, _) => Step::notice(
+        ("running", Some(pid)) => DiagnosisStep::fine(
+            name,
+            format!("runs as process {pid} for {since} (restarts: {restarts})"),
+        ),
+        (state, _) => DiagnosisStep::notice(
             name,
             format!("is {state} (restarts: {restarts}{exit})"),
             "requests wait up to 10 s for its start",
@@ -111,11 +119,11 @@ fn last_exit(application: &ApplicationStatus) -> String {
 }
 
 /// Returns the steps for outbound listeners and the DNS listener.
-fn listener_steps(workload: &WorkloadStatus) -> Vec<Step> {
+fn listener_steps(workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let closed = of_kind(workload, "listener-closed").chain(of_kind(workload, "dns-closed"));
-    let closed: Vec<Step> = closed
+    let closed: Vec<DiagnosisStep> = closed
         .map(|it| {
-            Step::problem(
+            DiagnosisStep::problem(
                 "listener",
                 format!("{} is closed: {}", it.subject, it.reason),
                 "stop the process that uses the address (ss -ltnp shows it), or use another address",
@@ -128,8 +136,8 @@ fn listener_steps(workload: &WorkloadStatus) -> Vec<Step> {
     let open: Vec<&str> =
         workload.outbound_listeners.iter().map(|listener| listener.listen.as_str()).collect();
     match open.as_slice() {
-        [] => vec![Step::fine("listener", "all are open")],
-        open => vec![Step::fine("listener", format!("open at {}", open.join(", ")))],
+        [] => vec![DiagnosisStep::fine("listener", "all are open")],
+        open => vec![DiagnosisStep::fine("listener", format!("open at {}", open.join(", ")))],
     }
 }
 
@@ -175,14 +183,14 @@ mod tests {
             (json!([]), looping, "application"),
         ] {
             let workload = workload_status(conditions, application);
-            let found = condition_steps(&Facts::default(), &workload, None);
-            let failed = found.iter().filter(|step| step.verdict == Verdict::Problem);
+            let found = condition_steps(&DiagnosisInputs::default(), &workload, None);
+            let failed = found.iter().filter(|step| step.verdict == StepResult::Problem);
             let failed: Vec<&str> = failed.map(|step| step.name).collect();
             assert!(!failed.is_empty() && failed.iter().all(|it| *it == name), "{found:?}");
         }
         let well = workload_status(json!([]), json!(null));
-        let found = condition_steps(&Facts::default(), &well, None);
-        assert!(found.iter().all(|step| step.verdict == Verdict::Ok), "{found:?}");
+        let found = condition_steps(&DiagnosisInputs::default(), &well, None);
+        assert!(found.iter().all(|step| step.verdict == StepResult::Ok), "{found:?}");
     }
 
     #[test]
@@ -195,8 +203,11 @@ mod tests {
                 "state": "starting", "pid": null, "restarts": 0, "crash_looping": false,
                 "last_exit": last_exit, "since_seconds": 1.0, "ports": {},
             });
-            let found =
-                condition_steps(&Facts::default(), &workload_status(json!([]), starting), None);
+            let found = condition_steps(
+                &DiagnosisInputs::default(),
+                &workload_status(json!([]), starting),
+                None,
+            );
             assert!(found.iter().any(|step| step.message == text), "{found:?}");
         }
     }
@@ -210,7 +221,7 @@ mod tests {
             "backends": ["shop/api-v1:80 (90 %)", "shop/api-v2:80 (10 %)"], "problems": [],
         });
         let routes = vec![serde_json::from_value(route).unwrap()];
-        let facts = Facts { routes, ..Facts::default() };
+        let facts = DiagnosisInputs { routes, ..DiagnosisInputs::default() };
         for (to, fails) in [
             (None, true),
             (Some("shop/api-v2"), true),
@@ -219,7 +230,7 @@ mod tests {
             (Some("shop/ap"), false),
         ] {
             let found = condition_steps(&facts, &workload_status(open.clone(), json!(null)), to);
-            let failed = found.iter().any(|step| step.verdict == Verdict::Problem);
+            let failed = found.iter().any(|step| step.verdict == StepResult::Problem);
             assert_eq!(failed, fails, "{to:?}: {found:?}");
         }
     }

@@ -13,8 +13,8 @@ use leno_control::status::{
 use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
-use super::reach::Reached;
-use super::{calls, conditions, reach};
+use super::reachability::ServiceReachability;
+use super::{calls, conditions, reachability};
 use crate::duration::format_duration;
 use crate::figures::{AILING, FAILING, format_count, format_share};
 use crate::get::describe_scope;
@@ -22,7 +22,7 @@ use crate::revoke::nearest_name;
 
 /// The inputs of a diagnosis.
 #[derive(Default)]
-pub(super) struct Facts {
+pub(super) struct DiagnosisInputs {
     pub(super) status: Status,
     pub(super) workloads: Vec<WorkloadStatus>,
     pub(super) services: Vec<ServiceStatus>,
@@ -42,16 +42,16 @@ pub(super) struct Facts {
     /// The endpoints that the sidecar has ejected.
     pub(super) ejected: Vec<EjectedEndpoint>,
     /// The results of the sidecar's connection attempts to endpoints.
-    pub(super) reached: Vec<Reached>,
+    pub(super) reached: Vec<ServiceReachability>,
     /// Names that the application called and that no service has.
     pub(super) unknown: Vec<String>,
     /// The decision on a request to the service of `--to`.
-    pub(super) decision: Option<Step>,
+    pub(super) decision: Option<DiagnosisStep>,
 }
 
 /// The response of a sidecar at `/ejected`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Ejected {
+pub(super) struct EjectedPage {
     pub(super) ejected: Vec<EjectedEndpoint>,
 }
 
@@ -65,9 +65,9 @@ pub(super) struct EjectedEndpoint {
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Step {
+pub(super) struct DiagnosisStep {
     pub(super) name: &'static str,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: StepResult,
     /// The observation.
     pub(super) message: String,
     /// The suggested action.
@@ -77,7 +77,7 @@ pub(super) struct Step {
 /// The verdict on a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
+pub(super) enum StepResult {
     /// The step works.
     Ok,
     /// The step works, but may explain an observation.
@@ -86,7 +86,7 @@ pub(super) enum Verdict {
     Problem,
 }
 
-impl Verdict {
+impl StepResult {
     pub(super) const fn mark(self) -> char {
         match self {
             Self::Ok => '✓',
@@ -96,14 +96,14 @@ impl Verdict {
     }
 }
 
-impl Step {
+impl DiagnosisStep {
     pub(super) fn fine(name: &'static str, message: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Ok, message: message.into(), hint: None }
+        Self { name, verdict: StepResult::Ok, message: message.into(), hint: None }
     }
 
     fn from_verdict(
         name: &'static str,
-        verdict: Verdict,
+        verdict: StepResult,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
@@ -115,7 +115,7 @@ impl Step {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict(name, Verdict::Problem, message, hint)
+        Self::from_verdict(name, StepResult::Problem, message, hint)
     }
 
     pub(super) fn notice(
@@ -123,7 +123,7 @@ impl Step {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict(name, Verdict::Notice, message, hint)
+        Self::from_verdict(name, StepResult::Notice, message, hint)
     }
 
     /// Replaces `leno explain request` in the hint with the complete command.
@@ -135,7 +135,11 @@ impl Step {
 }
 
 /// Returns the steps; without the workload, no step follows.
-pub(super) fn build_steps(facts: &Facts, name: &str, to: Option<&str>) -> Vec<Step> {
+pub(super) fn build_steps(
+    facts: &DiagnosisInputs,
+    name: &str,
+    to: Option<&str>,
+) -> Vec<DiagnosisStep> {
     let Some(workload) = facts.workloads.iter().find(|known| known.name == name) else {
         let known: Vec<&str> = facts.workloads.iter().map(|it| it.name.as_str()).collect();
         let hint =
@@ -144,13 +148,14 @@ pub(super) fn build_steps(facts: &Facts, name: &str, to: Option<&str>) -> Vec<St
             Some(meant) => format!("did you mean {meant}? If not, {hint}"),
             None => hint.to_owned(),
         };
-        return vec![Step::problem("workload", format!("no workload {name}"), hint)];
+        return vec![DiagnosisStep::problem("workload", format!("no workload {name}"), hint)];
     };
     let of = match workload.services.as_slice() {
         [] => "selected by no service".to_owned(),
         services => format!("selected by {}", services.join(", ")),
     };
-    let mut steps = vec![Step::fine("workload", format!("account {}, {of}", workload.account))];
+    let mut steps =
+        vec![DiagnosisStep::fine("workload", format!("account {}, {of}", workload.account))];
     let proxy = facts.proxies.iter().find(|proxy| proxy.workload == name);
     steps.push(sidecar_step(facts, workload, proxy));
     steps.push(identity_step(facts, name));
@@ -174,7 +179,7 @@ pub(super) fn build_steps(facts: &Facts, name: &str, to: Option<&str>) -> Vec<St
 }
 
 /// True for the called service, and for services to which its routes forward requests.
-pub(super) fn is_on_the_way(facts: &Facts, to: &str, service: &str) -> bool {
+pub(super) fn is_on_the_way(facts: &DiagnosisInputs, to: &str, service: &str) -> bool {
     let names = |text: &str, service: &str| {
         let rest = text.strip_prefix(service);
         rest.is_some_and(|rest| {
@@ -187,7 +192,7 @@ pub(super) fn is_on_the_way(facts: &Facts, to: &str, service: &str) -> bool {
 }
 
 /// The namespaces with a service or a workload.
-fn known_namespaces(facts: &Facts) -> BTreeSet<&str> {
+fn known_namespaces(facts: &DiagnosisInputs) -> BTreeSet<&str> {
     let services = facts.services.iter().map(|it| it.name.as_str());
     let names = services.chain(facts.workloads.iter().map(|it| it.name.as_str()));
     names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
@@ -195,7 +200,7 @@ fn known_namespaces(facts: &Facts) -> BTreeSet<&str> {
 
 /// Returns the steps for called names without a service: information for the owner of the workload, not a
 /// failure of the mesh. A name in a missing namespace is a host outside the mesh.
-fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
+fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<DiagnosisStep> {
     let is_inside = |name: &&String| {
         name.split_once('/').is_none_or(|(namespace, _)| namespaces.contains(namespace))
     };
@@ -221,8 +226,8 @@ fn unknown_names(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<Step> {
         "check the host name in the application; list the services: leno get services";
     let of_hosts = "spec.egress of the MeshConfig permits or denies hosts outside the mesh; for a service, \
                     check the namespace in the host name";
-    let services = services.map(|message| Step::notice("names", message, of_services));
-    let hosts = hosts.map(|message| Step::notice("names", message, of_hosts));
+    let services = services.map(|message| DiagnosisStep::notice("names", message, of_services));
+    let hosts = hosts.map(|message| DiagnosisStep::notice("names", message, of_hosts));
     services.into_iter().chain(hosts).collect()
 }
 
@@ -235,17 +240,21 @@ fn join_first_names(names: &[String]) -> String {
     }
 }
 
-fn sidecar_step(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxyStatus>) -> Step {
+fn sidecar_step(
+    facts: &DiagnosisInputs,
+    workload: &WorkloadStatus,
+    proxy: Option<&ProxyStatus>,
+) -> DiagnosisStep {
     let name = "sidecar";
     let Some(proxy) = proxy else {
         let is_at_other_replica = workload.sidecar == "other-replica";
         return match is_at_other_replica {
-            true => Step::notice(
+            true => DiagnosisStep::notice(
                 name,
                 "is connected to another control plane of the mesh",
                 describe_scope(&facts.status).unwrap_or_else(|| "run the command there".to_owned()),
             ),
-            false => Step::problem(
+            false => DiagnosisStep::problem(
                 name,
                 match workload.revoked {
                     true => format!("is {}: the workload is revoked", workload.sidecar),
@@ -257,27 +266,27 @@ fn sidecar_step(facts: &Facts, workload: &WorkloadStatus, proxy: Option<&ProxySt
     };
     if let Some(refusal) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
         let hint = "correct the named object; the previous configuration stays in use";
-        return Step::problem(name, format!("rejects its configuration: {refusal}"), hint);
+        return DiagnosisStep::problem(name, format!("rejects its configuration: {refusal}"), hint);
     }
     if let Some(Err(why)) = &facts.ready {
         let hint = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
-        return Step::problem(name, format!("is not ready: {why}"), hint);
+        return DiagnosisStep::problem(name, format!("is not ready: {why}"), hint);
     }
     if let Some(behind) = proxy.out_of_sync_seconds {
         let behind = format_duration(Duration::try_from_secs_f64(behind).unwrap_or_default());
         let hint = "if this persists, check its log and its machine";
-        return Step::notice(name, format!("has been out of sync for {behind}"), hint);
+        return DiagnosisStep::notice(name, format!("has been out of sync for {behind}"), hint);
     }
     let age =
         format_duration(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
-    Step::fine(name, format!("version {}, connected for {age}, up to date", proxy.version))
+    DiagnosisStep::fine(name, format!("version {}, connected for {age}, up to date", proxy.version))
 }
 
-fn identity_step(facts: &Facts, name: &str) -> Step {
+fn identity_step(facts: &DiagnosisInputs, name: &str) -> DiagnosisStep {
     let step = "identity";
     let certificate = facts.certificates.iter().find(|known| known.workload == name);
     let Some(CertificateStatus { identity, valid_for_seconds, .. }) = certificate else {
-        return Step::notice(
+        return DiagnosisStep::notice(
             step,
             "no certificate was issued since this control plane started",
             "a certificate issued earlier stays valid until it expires",
@@ -289,30 +298,34 @@ fn identity_step(facts: &Facts, name: &str) -> Step {
             true => join_again(&facts.status, name),
             false => format!("create a new token and start the sidecar with it: leno token {name}"),
         };
-        return Step::problem(step, format!("{identity} has expired: peers reject it"), hint);
+        return DiagnosisStep::problem(
+            step,
+            format!("{identity} has expired: peers reject it"),
+            hint,
+        );
     }
     if *valid_for_seconds <= facts.status.certificate_lifetime_seconds / 5 {
         let hint = "its sidecar should have renewed it: check that it reaches the control plane";
-        return Step::problem(step, format!("{identity} expires in {left}"), hint);
+        return DiagnosisStep::problem(step, format!("{identity} expires in {left}"), hint);
     }
-    Step::fine(step, format!("{identity}, valid for another {left}"))
+    DiagnosisStep::fine(step, format!("{identity}, valid for another {left}"))
 }
 
 /// Returns the steps for inbound listeners, and for the workload's endpoints of each service.
-fn outbound_listeners(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+fn outbound_listeners(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let mut steps = Vec::new();
     let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
     let closed = ports.iter().filter(|port| !workload.listeners.contains_key(port));
     let closed: Vec<String> = closed.map(u16::to_string).collect();
     if !closed.is_empty() {
-        steps.push(Step::problem(
+        steps.push(DiagnosisStep::problem(
             "inbound",
             format!("no inbound listener for port {}", closed.join(", ")),
             "its log has the reason: the address may be in use",
         ));
     } else if !ports.is_empty() {
         let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-        steps.push(Step::fine("inbound", format!("open for port {}", ports.join(", "))));
+        steps.push(DiagnosisStep::fine("inbound", format!("open for port {}", ports.join(", "))));
     }
     for service in workload.services.iter().filter_map(|name| find_service(facts, name)) {
         let lacks = service.ports.iter().filter(|port| {
@@ -320,8 +333,8 @@ fn outbound_listeners(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
         });
         let lacks: Vec<String> = lacks.map(|port| port.port.to_string()).collect();
         steps.push(match lacks.is_empty() {
-            true => Step::fine("endpoint", format!("is an endpoint of {}", service.name)),
-            false => Step::problem(
+            true => DiagnosisStep::fine("endpoint", format!("is an endpoint of {}", service.name)),
+            false => DiagnosisStep::problem(
                 "endpoint",
                 format!("is not an endpoint of {} at port {}", service.name, lacks.join(", ")),
                 "it has no port for the service's targetPort, is not ready, or its sidecar has not \
@@ -332,21 +345,25 @@ fn outbound_listeners(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
     steps
 }
 
-fn policy_steps(facts: &Facts, workload: &WorkloadStatus) -> Vec<Step> {
+fn policy_steps(facts: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let about: Vec<&PolicyStatus> =
         facts.policies.iter().filter(|policy| is_about(policy, workload)).collect();
     let broken = about.iter().filter(|policy| !policy.problems.is_empty());
-    let mut steps: Vec<Step> = broken
+    let mut steps: Vec<DiagnosisStep> = broken
         .map(|policy| {
             let message =
                 format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
-            Step::problem("policy", message, "add the missing object, or correct the reference")
+            DiagnosisStep::problem(
+                "policy",
+                message,
+                "add the missing object, or correct the reference",
+            )
         })
         .collect();
     if steps.is_empty() {
         let in_force = about.iter().filter(|policy| policy.in_force).count();
         let mode = &facts.status.default_policy;
-        steps.push(Step::fine(
+        steps.push(DiagnosisStep::fine(
             "policy",
             format!("the mesh has default policy {mode}; applicable policies: {in_force}"),
         ));
@@ -363,7 +380,7 @@ fn is_about(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
 }
 
 /// Returns the steps for requests to a service, with the most frequent reason of failures.
-fn request_steps(facts: &Facts, service: &str) -> Vec<Step> {
+fn request_steps(facts: &DiagnosisInputs, service: &str) -> Vec<DiagnosisStep> {
     let rejected = rejection_steps(facts, |it| it.service == service);
     if !rejected.is_empty() {
         return rejected;
@@ -376,16 +393,19 @@ fn request_steps(facts: &Facts, service: &str) -> Vec<Step> {
 }
 
 /// Returns the most frequent reason of recent failed requests to a service.
-pub(super) fn most_frequent_reason<'a>(facts: &'a Facts, service: &str) -> Option<&'a str> {
+pub(super) fn most_frequent_reason<'a>(
+    facts: &'a DiagnosisInputs,
+    service: &str,
+) -> Option<&'a str> {
     let reasons = facts.histories.get(service)?.recent_reasons.iter();
     reasons.max_by_key(|(_, count)| **count).map(|(reason, _)| reason.as_str())
 }
 
 /// Returns the step for a success rate, with the most frequent reason if it is low.
-pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> Step {
+pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> DiagnosisStep {
     let shown = format_share(Some(success));
     if success >= AILING {
-        return Step::fine("requests", format!("{shown} of {requests} succeed"));
+        return DiagnosisStep::fine("requests", format!("{shown} of {requests} succeed"));
     }
     let known = reason.and_then(|label| Reason::ALL.iter().find(|known| known.label() == label));
     let why = reason.map(|reason| format!(", most with {reason}")).unwrap_or_default();
@@ -393,17 +413,17 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
         Some(known) => format!("{} (leno explain {})", known.remedy(), known.label()),
         None => "the application sends these responses: check its log".to_owned(),
     };
-    let verdict = if success < FAILING { Verdict::Problem } else { Verdict::Notice };
+    let verdict = if success < FAILING { StepResult::Problem } else { StepResult::Notice };
     let message = format!("{shown} of {requests} succeed{why}");
-    Step::from_verdict("requests", verdict, message, hint)
+    DiagnosisStep::from_verdict("requests", verdict, message, hint)
 }
 
 /// Returns the steps for rejected requests that `of_interest` selects, one for each reason, the largest share
 /// first.
 pub(super) fn rejection_steps(
-    facts: &Facts,
+    facts: &DiagnosisInputs,
     of_interest: impl Fn(&RejectionStatus) -> bool,
-) -> Vec<Step> {
+) -> Vec<DiagnosisStep> {
     let of_interest = facts.rejections.iter().filter(|it| of_interest(it));
     let notable = of_interest.filter(|it| rejection_text::is_notable(it));
     let mut notable: Vec<&RejectionStatus> = notable.collect();
@@ -411,18 +431,18 @@ pub(super) fn rejection_steps(
     notable.into_iter().map(|rejection| rejection_step(facts, rejection)).collect()
 }
 
-fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
+fn rejection_step(facts: &DiagnosisInputs, rejection: &RejectionStatus) -> DiagnosisStep {
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
     let verdict = match 1.0 - rejection.share < FAILING {
-        true => Verdict::Problem,
-        false => Verdict::Notice,
+        true => StepResult::Problem,
+        false => StepResult::Notice,
     };
     let known = Reason::from_label(&rejection.reason);
     let hint = known.map_or("update leno: the reason is unknown to this version", Reason::remedy);
     let hint = format!("{hint} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
-    Step::from_verdict(
+    DiagnosisStep::from_verdict(
         "requests",
         verdict,
         rejection_text::describe_rejection(rejection, objects),
@@ -432,16 +452,20 @@ fn rejection_step(facts: &Facts, rejection: &RejectionStatus) -> Step {
 }
 
 /// Returns the command that explains a request to a service, with placeholders for unknown parts.
-pub(super) fn explain_command(facts: &Facts, client: Option<&str>, service: &str) -> String {
+pub(super) fn explain_command(
+    facts: &DiagnosisInputs,
+    client: Option<&str>,
+    service: &str,
+) -> String {
     let url = find_service(facts, service)
-        .and_then(reach::first_port_url)
+        .and_then(reachability::first_port_url)
         .unwrap_or_else(|| "URL".to_owned());
     format!("leno explain request --from {} --url {url}", client.unwrap_or("NAMESPACE/WORKLOAD"))
 }
 
 /// Returns the steps for connection attempts of a workload's sidecar.
-fn endpoint_steps(facts: &Facts, workload: &str) -> Vec<Step> {
-    let of_one = |reached: &Reached| {
+fn endpoint_steps(facts: &DiagnosisInputs, workload: &str) -> Vec<DiagnosisStep> {
+    let of_one = |reached: &ServiceReachability| {
         let command = explain_command(facts, Some(workload), reached.service());
         reached.steps().into_iter().map(move |step| step.with_request(&command))
     };
@@ -449,23 +473,26 @@ fn endpoint_steps(facts: &Facts, workload: &str) -> Vec<Step> {
 }
 
 /// Returns the steps on the way to a called service.
-fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
+fn way_to(facts: &DiagnosisInputs, workload: &str, to: &str) -> Vec<DiagnosisStep> {
     let Some(service) = find_service(facts, to) else {
         let hint = "leno get services lists them; check the spelling and the namespace";
-        return vec![Step::problem("service", format!("no service {to}"), hint)];
+        return vec![DiagnosisStep::problem("service", format!("no service {to}"), hint)];
     };
     let mut steps = Vec::new();
     let empty = service.ports.iter().filter(|port| port.endpoints.is_empty());
     let empty: Vec<String> = empty.map(|port| port.port.to_string()).collect();
     let endpoints: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
     steps.push(match empty.is_empty() {
-        true => Step::fine("service", format!("{to} has {}", format_count(endpoints, "endpoint"))),
-        false if service.workloads.is_empty() => Step::problem(
+        true => DiagnosisStep::fine(
+            "service",
+            format!("{to} has {}", format_count(endpoints, "endpoint")),
+        ),
+        false if service.workloads.is_empty() => DiagnosisStep::problem(
             "service",
             format!("{to} has no workload"),
             "compare its selector with the labels of workloads in its namespace",
         ),
-        false => Step::problem(
+        false => DiagnosisStep::problem(
             "service",
             format!("{to} has no endpoint at port {}", empty.join(", ")),
             format!("diagnose one of its workloads: {}", service.workloads.join(", ")),
@@ -475,7 +502,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let broken = routes.filter(|route| !route.problems.is_empty());
     steps.extend(broken.map(|route| {
         let message = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
-        Step::problem(
+        DiagnosisStep::problem(
             "route",
             message,
             "until then, requests that match this part of the route get 500",
@@ -484,7 +511,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     let ejected =
         facts.ejected.iter().filter(|endpoint| is_on_the_way(facts, to, &endpoint.service));
     steps.extend(ejected.map(|endpoint| {
-        Step::notice(
+        DiagnosisStep::notice(
             "ejected",
             format!("{} is ejected: {}", endpoint.workload, endpoint.cause),
             "it returns to service automatically: leno get ejected",
@@ -494,7 +521,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     if facts.proxies.iter().any(|proxy| proxy.workload == workload)
         && !calls::may_call(facts, workload, to)
     {
-        steps.push(Step::notice(
+        steps.push(DiagnosisStep::notice(
             "subscribed",
             format!("the workload has sent no request to {to} recently"),
             "check that the application calls the service, by that name",
@@ -503,7 +530,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
     steps.extend(request_steps(facts, to));
     steps.extend(endpoint_steps(facts, workload));
     let undecided = || {
-        Step::notice(
+        DiagnosisStep::notice(
             "decision",
             "rules and policies decide each request individually",
             explain_command(facts, Some(workload), to),
@@ -516,7 +543,7 @@ fn way_to(facts: &Facts, workload: &str, to: &str) -> Vec<Step> {
 /// The maximum number of unknown names in a list.
 const UNKNOWN_NAMES_MAX: usize = 5;
 
-fn find_service<'a>(facts: &'a Facts, name: &str) -> Option<&'a ServiceStatus> {
+fn find_service<'a>(facts: &'a DiagnosisInputs, name: &str) -> Option<&'a ServiceStatus> {
     facts.services.iter().find(|service| service.name == name)
 }
 

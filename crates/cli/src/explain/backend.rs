@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use leno_model::{Endpoint, Reason, WeightedBackend, WorkloadPlan};
-use leno_traffic::balance::Key;
+use leno_model::{Endpoint, Reason, WeightedBackend, WorkloadConfig};
+use leno_traffic::balance::RequestHash;
 use leno_traffic::forwarded::EffectivePolicies;
-use leno_traffic::{Plans, PortPlan, RequestView};
+use leno_traffic::{CompiledPort, CompiledSnapshot, RequestView};
 
 use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
-use super::traffic_policy::{Treated, describe_fault, list_policies};
+use super::traffic_policy::{PolicyEffect, describe_fault, list_policies};
 
 /// Decides for a backend of a rule. The backend is addressed directly: its own routes do not apply. `called` is
 /// the port that the rule is attached to, `total` the sum of the weights.
 pub(super) fn decided_backend(
-    plans: &Plans,
-    called: &PortPlan,
+    plans: &CompiledSnapshot,
+    called: &CompiledPort,
     backend: &WeightedBackend,
     total: u64,
     request: Option<&RequestView<'_>>,
@@ -24,15 +24,15 @@ pub(super) fn decided_backend(
     let plan = plans.service(&backend.service);
     let port = plan.and_then(|plan| plan.ports.get(&backend.port));
     let policies = port.map(|port| called.policies_to(&backend.service, backend.port, port));
-    with_port(backend, share, port.zip(policies), &plans.snapshot.plan, request)
+    with_port(backend, share, port.zip(policies), &plans.snapshot.config, request)
 }
 
 /// Decides for a port that gets this share of the requests under these policies.
 pub(super) fn with_port(
     backend: &WeightedBackend,
     share: f64,
-    way: Option<(&PortPlan, EffectivePolicies<'_>)>,
-    caller: &WorkloadPlan,
+    way: Option<(&CompiledPort, EffectivePolicies<'_>)>,
+    caller: &WorkloadConfig,
     request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
     let port = way.map(|(port, _)| port);
@@ -90,23 +90,23 @@ pub(super) fn with_port(
 
 /// Describes the policies for a request to a port, or for an opaque connection.
 fn reported_traffic_policy(
-    port: &PortPlan,
+    port: &CompiledPort,
     (traffic_policy, places): EffectivePolicies<'_>,
-    caller: &WorkloadPlan,
+    caller: &WorkloadConfig,
     request: Option<&RequestView<'_>>,
-) -> Vec<Treated> {
+) -> Vec<PolicyEffect> {
     let Some(traffic_policy) = traffic_policy else { return Vec::new() };
     let mut reported = list_policies(traffic_policy, request.is_none());
     let balancing = traffic_policy.balancing.as_ref();
     let key = balancing.and_then(|balancing| {
-        Key::for_request(balancing.rule.algorithm.hash_key()?, request, &caller.workload)
+        RequestHash::for_request(balancing.rule.algorithm.hash_key()?, request, &caller.workload)
     });
     let found = key.zip(places).and_then(|(key, places)| places.find_endpoint(key.0, |_| true));
     if let (Some(balancing), Some(endpoint)) =
         (balancing, found.and_then(|index| port.endpoints.get(index)))
         && port.tags.is_none()
     {
-        reported.push(Treated {
+        reported.push(PolicyEffect {
             policy: balancing.policy.clone(),
             reported: format!("such requests go to {}", endpoint.id.workload),
         });

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use leno_control::status::ChangeReport;
 
 use super::ExplainFormat;
-use crate::get::{Mesh, changes};
+use crate::get::{MeshSocket, changes};
 use crate::output;
 
 /// Prints the progress of a change from its source to the last proxy that applied it.
@@ -17,7 +17,8 @@ use crate::output;
 pub(super) fn run(data: &Path, id: Option<u64>, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     let id = id.context("the change ID is missing: `leno get changes` lists the IDs")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(Mesh::from_data(data).query_json(&format!("/change?id={id}")))?;
+    let answer =
+        runtime.block_on(MeshSocket::from_data(data).query_json(&format!("/change?id={id}")))?;
     let Some(change) = serde_json::from_value::<Option<ChangeReport>>(answer)
         .context("the response cannot be parsed: the mesh may run another version of leno")?
     else {

@@ -5,7 +5,7 @@ use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence
 
 /// A match that did not decide.
 #[derive(Debug)]
-pub(super) struct Conflict {
+pub(super) struct UnusedMatch {
     pub(super) kind: RouteKind,
     pub(super) route: RouteName,
     /// The index of its rule in its own route, from 0.
@@ -13,19 +13,19 @@ pub(super) struct Conflict {
     /// Its index in the rule, from 0.
     pub(super) index: usize,
     pub(super) request: RequestMatch,
-    pub(super) why: Why,
+    pub(super) reason: UnusedReason,
 }
 
 /// The reason why a match did not decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum UnusedReason {
     /// The request does not match.
     Misfit(Mismatch),
     /// The request matches, but the decisive match has precedence.
     Later(Precedence),
 }
 
-impl Why {
+impl UnusedReason {
     /// Returns a short description.
     pub(super) fn describe(&self) -> String {
         match self {
@@ -52,7 +52,7 @@ pub(super) fn find_conflicts(
     rules: &[RouteRule],
     winner: Option<(usize, usize)>,
     view: &RequestView<'_>,
-) -> Vec<Conflict> {
+) -> Vec<UnusedMatch> {
     let decisive = winner.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
     let mut conflicts = Vec::new();
     for (number, rule) in rules.iter().enumerate() {
@@ -62,18 +62,18 @@ pub(super) fn find_conflicts(
                 continue;
             }
             let Ok(matcher) = RequestMatcher::compile(request) else { continue };
-            let why = match (matcher.first_mismatch(view), decisive) {
-                (Some(mismatch), _) => Why::Misfit(mismatch),
-                (None, Some(decisive)) => Why::Later(precedence(decisive, request)),
+            let reason = match (matcher.first_mismatch(view), decisive) {
+                (Some(mismatch), _) => UnusedReason::Misfit(mismatch),
+                (None, Some(decisive)) => UnusedReason::Later(precedence(decisive, request)),
                 (None, None) => continue,
             };
             let request = request.clone();
             let (kind, route) = (rule.kind, rule.route.clone());
-            conflicts.push(Conflict { kind, route, rule: place, index, request, why });
+            conflicts.push(UnusedMatch { kind, route, rule: place, index, request, reason });
         }
     }
     // Matches that fit the request come first.
-    conflicts.sort_by_key(|conflict| matches!(conflict.why, Why::Misfit(_)));
+    conflicts.sort_by_key(|conflict| matches!(conflict.reason, UnusedReason::Misfit(_)));
     conflicts
 }
 

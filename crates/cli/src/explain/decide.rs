@@ -6,44 +6,45 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, bail};
 use leno_control::snapshot_for;
 use leno_model::{
-    Endpoint, EndpointId, Object, Protocol, Reach, Reason, RequestMatch, RouteKind, RouteRule,
-    ServiceName, ServiceRetry, SpiffeId, WeightedBackend, Workload, WorkloadPlan,
+    ClientAuthorization, Endpoint, EndpointId, Object, Protocol, Reason, RequestMatch, RouteKind,
+    RouteRule, ServiceName, ServiceRetry, SpiffeId, WeightedBackend, Workload, WorkloadConfig,
 };
 use leno_traffic::cors::preflight_for;
 use leno_traffic::{
-    AttemptLimit, CompiledActions, Plans, PolicyDecision, PortPlan, PortRoutes, Redirection,
-    RequestMatcher, RequestView, RouteChoice, Stay, goes_before, service_of,
+    AttemptLimit, CompiledActions, CompiledPort, CompiledSnapshot, PolicyDecision, PortRoutes,
+    Redirection, RequestMatcher, RequestView, RouteChoice, SessionAffinity, goes_before,
+    service_of,
 };
 
 use super::backend::{decided_backend, with_port};
-use super::conflicts::{Conflict, find_conflicts, index_in_route};
+use super::conflicts::{UnusedMatch, find_conflicts, index_in_route};
 use super::inbound::{
     check_access, ingress_rules, is_by_token, lane_marks, rate_limits, token_checks,
 };
-use super::outside::Outside;
+use super::outside::EgressPermission;
 use super::tags::DecidedTags;
-use super::target::Target;
-use super::traffic_policy::Treated;
-use super::unapplied::{Unapplied, find_unapplied, find_unforwarded};
+use super::target::ExplainTarget;
+use super::traffic_policy::PolicyEffect;
+use super::unapplied::{UnappliedPolicy, find_unapplied, find_unforwarded};
 
 /// The request to explain.
 #[derive(Debug, Clone)]
-pub(super) struct Question {
+pub(super) struct ExplainedRequest {
     pub(super) method: String,
-    pub(super) target: Target,
+    pub(super) target: ExplainTarget,
     pub(super) headers: Vec<(String, String)>,
 }
 
 /// The part of an address that does not exist in the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Missing {
+pub(super) enum MissingPart {
     /// No such service; the services of this name in other namespaces.
     Service(Vec<ServiceName>),
     /// No such port; the ports of the service.
     Port(Vec<u16>),
 }
 
-impl Missing {
+impl MissingPart {
     fn for_service(objects: &[Object], wanted: Option<&ServiceName>) -> Option<Self> {
         let wanted = wanted?;
         let services = objects.iter().filter_map(|object| match object {
@@ -60,17 +61,17 @@ impl Missing {
 
 /// The decision at each stage, up to the stage that rejects the request.
 #[derive(Debug)]
-pub(super) struct Decision {
+pub(super) struct RequestDecision {
     pub(super) client: Workload,
     pub(super) service: Option<ServiceName>,
     /// The part of the address that does not exist in the mesh, if any.
-    pub(super) missing: Option<Missing>,
+    pub(super) missing: Option<MissingPart>,
     /// The egress permission, for a request to a host outside the mesh.
-    pub(super) outside: Option<Outside>,
+    pub(super) outside: Option<EgressPermission>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
     /// The matches that did not decide.
-    pub(super) conflicts: Vec<Conflict>,
+    pub(super) conflicts: Vec<UnusedMatch>,
     /// The redirect that the client receives.
     pub(super) redirection: Option<Redirection>,
     /// True if the request is a CORS preflight, which the client's sidecar answers.
@@ -80,10 +81,10 @@ pub(super) struct Decision {
     /// The retry policy, if no rule of a route sets one.
     pub(super) retry: Option<ServiceRetry>,
     /// The request as endpoints receive it, if the rule changes it.
-    pub(super) sent: Option<Question>,
+    pub(super) sent: Option<ExplainedRequest>,
     pub(super) backends: Vec<DecidedBackend>,
     /// The policies of the called service, if the request reaches no backend.
-    pub(super) unapplied: Vec<Unapplied>,
+    pub(super) unapplied: Vec<UnappliedPolicy>,
     /// The reason of the client's sidecar for rejecting the request; `None` if it forwards it.
     pub(super) refused: Option<Reason>,
 }
@@ -108,9 +109,9 @@ pub(super) struct DecidedBackend {
     pub(super) share: f64,
     pub(super) endpoints: Vec<DecidedEndpoint>,
     /// The policies that apply to its requests.
-    pub(super) treated: Vec<Treated>,
+    pub(super) treated: Vec<PolicyEffect>,
     /// The policies of the called service and of the backend that do not apply.
-    pub(super) unapplied: Vec<Unapplied>,
+    pub(super) unapplied: Vec<UnappliedPolicy>,
     /// The reason of the client's sidecar for rejecting requests to it.
     pub(super) refused: Option<Reason>,
     /// The status of that rejection, if a policy sets it.
@@ -129,7 +130,7 @@ pub(super) struct DecidedEndpoint {
     /// True if the request has a token, which the sidecar may reject.
     pub(super) is_by_token: bool,
     /// The rate limits that its sidecar applies to such requests, and the check services that it queries.
-    pub(super) limits: Vec<Treated>,
+    pub(super) limits: Vec<PolicyEffect>,
     /// The headers that lanes add to such requests for the application.
     pub(super) marks: Vec<String>,
     /// The ingress rules that open the port to external clients.
@@ -159,7 +160,7 @@ impl EndpointAccess {
     }
 }
 
-impl Decision {
+impl RequestDecision {
     /// Decides the request.
     ///
     /// # Errors
@@ -167,7 +168,7 @@ impl Decision {
     pub(super) fn for_request(
         objects: &[Object],
         client: &leno_model::WorkloadName,
-        question: &Question,
+        question: &ExplainedRequest,
     ) -> anyhow::Result<Self> {
         let found = find_workload(objects, client);
         let client = found.map_or(client, |workload| &workload.name);
@@ -191,20 +192,22 @@ impl Decision {
             unapplied: Vec::new(),
             refused: None,
         };
-        let plans = Plans::build(snapshot, None)?;
+        let plans = CompiledSnapshot::build(snapshot, None)?;
         let called = decision.service.as_ref();
         let sent = match called.is_some_and(|called| plans.service(called).is_some()) {
             true => decision.decide_path(objects, &plans, question)?,
             // TCP to an address outside the mesh has no host name for an egress rule to match.
             false if question.target.is_tcp => Err(Reason::UnknownService),
-            false => Outside::for_request(objects, &plans, called, question).map(|outside| {
-                (decision.service, decision.outside) = (None, Some(outside));
-            }),
+            false => {
+                EgressPermission::for_request(objects, &plans, called, question).map(|outside| {
+                    (decision.service, decision.outside) = (None, Some(outside));
+                })
+            }
         };
         if let Err(reason) = sent {
             decision.refused = Some(reason);
             if reason == Reason::UnknownService {
-                decision.missing = Missing::for_service(objects, decision.service.as_ref());
+                decision.missing = MissingPart::for_service(objects, decision.service.as_ref());
             }
         }
         if decision.backends.is_empty() && decision.missing.is_none() {
@@ -218,8 +221,8 @@ impl Decision {
     fn decide_path(
         &mut self,
         objects: &[Object],
-        plans: &Plans,
-        question: &Question,
+        plans: &CompiledSnapshot,
+        question: &ExplainedRequest,
     ) -> anyhow::Result<Result<(), Reason>> {
         let port = match self.find_port(plans, question.target.port) {
             Ok(port) => port,
@@ -243,8 +246,8 @@ impl Decision {
             }
         };
         let peer = SpiffeId {
-            trust_domain: plans.snapshot.plan.trust_domain.clone(),
-            account: plans.snapshot.plan.account.clone(),
+            trust_domain: plans.snapshot.config.trust_domain.clone(),
+            account: plans.snapshot.config.account.clone(),
         };
         let port_number = question.target.port;
         let question = self.sent.as_ref().unwrap_or(question);
@@ -276,10 +279,14 @@ impl Decision {
     }
 
     /// Returns the called port, if the client is allowed to call the service.
-    fn find_port<'a>(&self, plans: &'a Plans, number: u16) -> Result<&'a PortPlan, Reason> {
+    fn find_port<'a>(
+        &self,
+        plans: &'a CompiledSnapshot,
+        number: u16,
+    ) -> Result<&'a CompiledPort, Reason> {
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let plan = plans.service(name).ok_or(Reason::UnknownService)?;
-        if plan.view.reach == Reach::Denied {
+        if plan.config.client_authorization == ClientAuthorization::Denied {
             return Err(Reason::DeniedOutbound);
         }
         plan.ports.get(&number).ok_or(Reason::UnknownService)
@@ -289,22 +296,22 @@ impl Decision {
     fn route_request(
         &mut self,
         objects: &[Object],
-        plans: &Plans,
-        port: &PortPlan,
-        question: &Question,
+        plans: &CompiledSnapshot,
+        port: &CompiledPort,
+        question: &ExplainedRequest,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let fields = question.request_headers();
         let view = question.request_view(&fields);
-        let caller = &plans.snapshot.plan;
+        let caller = &plans.snapshot.config;
         let mut choice = port.routes.choose_backend(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let is_left = |port: &PortPlan, endpoint: &Arc<Endpoint>| {
+        let is_left = |port: &CompiledPort, endpoint: &Arc<Endpoint>| {
             let tags = port.tags.as_deref();
             let tags =
                 tags.map(|tags| DecidedTags::for_request(tags, Some(&view), &port.endpoints));
             tags.is_none_or(|tags| tags.is_selected(endpoint))
         };
-        let stay = Stay::for_request(&mut choice, plans, is_left, &view, now);
+        let stay = SessionAffinity::for_request(&mut choice, plans, is_left, &view, now);
         self.kept = stay.and_then(|stay| stay.session_endpoint().cloned());
         self.retry = retry_policy(&port.routes, choice);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
@@ -360,12 +367,16 @@ impl Decision {
     fn shared_out(
         &mut self,
         objects: &[Object],
-        plans: &Plans,
-        port: &PortPlan,
-        question: &Question,
+        plans: &CompiledSnapshot,
+        port: &CompiledPort,
+        question: &ExplainedRequest,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let Some(rule) = &port.tcp_rule else {
-            return Ok(vec![self.service_backend(question, port, (&plans.snapshot.plan, None))?]);
+            return Ok(vec![self.service_backend(
+                question,
+                port,
+                (&plans.snapshot.config, None),
+            )?]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
         self.rule_backends(objects, plans, port, question.target.port, None)
@@ -375,8 +386,8 @@ impl Decision {
     fn rule_backends(
         &self,
         objects: &[Object],
-        plans: &Plans,
-        called: &PortPlan,
+        plans: &CompiledSnapshot,
+        called: &CompiledPort,
         port: u16,
         request: Option<&RequestView<'_>>,
     ) -> Result<Vec<DecidedBackend>, Reason> {
@@ -398,7 +409,7 @@ impl Decision {
                 let share = f64::from(backend.weight) / total as f64;
                 DecidedBackend {
                     ungranted: true,
-                    ..with_port(backend, share, None, &plans.snapshot.plan, None)
+                    ..with_port(backend, share, None, &plans.snapshot.config, None)
                 }
             }));
         }
@@ -408,9 +419,9 @@ impl Decision {
     /// Returns the service itself, for requests that match no rule.
     fn service_backend(
         &self,
-        question: &Question,
-        port: &PortPlan,
-        asked: (&WorkloadPlan, Option<&RequestView<'_>>),
+        question: &ExplainedRequest,
+        port: &CompiledPort,
+        asked: (&WorkloadConfig, Option<&RequestView<'_>>),
     ) -> Result<DecidedBackend, Reason> {
         // A port was found, so the service is set. No panic: the control plane runs this code too.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
@@ -438,7 +449,7 @@ impl Decision {
         if self.is_forwarded() || self.outside.is_some() {
             add(None);
         }
-        if self.outside == Some(Outside::SomeAddresses) {
+        if self.outside == Some(EgressPermission::SomeAddresses) {
             add(Some(Reason::EgressDenied));
         }
         for backend in &self.backends {
@@ -471,7 +482,7 @@ impl Decision {
     }
 }
 
-impl Question {
+impl ExplainedRequest {
     /// Returns the statuses, or 0 for a TCP connection, which is reset.
     pub(super) fn response_statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
         if self.target.is_tcp { vec![0] } else { statuses }

@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use leno_model::{Entry, IpRange, JwtPlace, LaneRule, Opening, Proof, Reason, Snapshot, SpiffeId};
-use leno_traffic::guard::{Asking, CompiledJwtValidation, PortGuards};
+use leno_model::{
+    ClientCertificateMode, IngressProtocol, IngressRule, IpRange, JwtLocation, LaneRule, Reason,
+    Snapshot, SpiffeId,
+};
+use leno_traffic::request_checks::{CheckedClient, CompiledJwtValidation, CompiledPortChecks};
 use leno_traffic::{
-    Guards, InboundAccess, Lanes, Limits, PolicyDecision, RequestView, similar_parameters,
+    CompiledChecks, CompiledLimits, InboundAccess, Lanes, PolicyDecision, RequestView,
+    similar_parameters,
 };
 
-use super::decide::{EndpointAccess, Question};
+use super::decide::{EndpointAccess, ExplainedRequest};
 use super::traffic_policy::{
-    Treated, asked_for_room, describe_authorization, describe_concurrency, describe_jwt_validation,
-    describe_rate_limit, limited_connections,
+    PolicyEffect, asked_for_room, describe_authorization, describe_concurrency,
+    describe_jwt_validation, describe_rate_limit, limited_connections,
 };
 
 /// Returns the access decision of the sidecar with this snapshot for a peer at a port of its application: for
@@ -19,11 +23,11 @@ use super::traffic_policy::{
 pub(super) fn check_access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
-    question: &Question,
+    question: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<EndpointAccess> {
-    let plan = &snapshot.plan;
+    let plan = &snapshot.config;
     let access = InboundAccess::from_config(plan)?;
     let permit = access.authorize_connection(Some(peer), port);
     if opaque
@@ -64,11 +68,11 @@ fn missing_token(
     view: &RequestView<'_>,
     port: u16,
 ) -> anyhow::Result<Option<PolicyDecision>> {
-    let guards = Guards::build(&snapshot.plan)?;
+    let guards = CompiledChecks::build(&snapshot.config)?;
     let mut rules = guards
         .iter()
         .flat_map(|guards| guards.for_port(port))
-        .flat_map(PortGuards::token_validations);
+        .flat_map(CompiledPortChecks::token_validations);
     let missing = rules.find(|rule| rule.is_required(view) && !shows_token(rule, view));
     Ok(missing.map(CompiledJwtValidation::policy_decision))
 }
@@ -76,29 +80,29 @@ fn missing_token(
 /// True if the request has a token where a policy expects one. Only the sidecar verifies it.
 pub(super) fn is_by_token(
     snapshot: &Snapshot,
-    question: &Question,
+    question: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<bool> {
-    let guards = Guards::build(&snapshot.plan)?.filter(|_| !opaque);
+    let guards = CompiledChecks::build(&snapshot.config)?.filter(|_| !opaque);
     let fields = question.request_headers();
     let view = question.request_view(&fields);
     let mut rules = guards
         .iter()
         .flat_map(|guards| guards.for_port(port))
-        .flat_map(PortGuards::token_validations);
+        .flat_map(CompiledPortChecks::token_validations);
     Ok(rules.any(|rule| shows_token(rule, &view)))
 }
 
 /// True if the request has a token where the policy expects one, or a value that an application may accept as
 /// one.
 fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
-    let mut places = rule.rule.issuers.iter().flat_map(|issuer| &issuer.places);
+    let mut places = rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations);
     places.any(|place| match place {
-        JwtPlace::Query(name) => {
+        JwtLocation::Query(name) => {
             similar_parameters(view.query.unwrap_or_default(), name).next().is_some()
         }
-        JwtPlace::Header { name, prefix } => match view.fields.first_value(name) {
+        JwtLocation::Header { name, prefix } => match view.fields.first_value(name) {
             None => view.fields.find_similar(name).is_some(),
             Some(value) => {
                 let scheme = prefix.trim_end();
@@ -114,16 +118,16 @@ fn shows_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
 /// Describes the tokens that the sidecar with this snapshot requires or verifies.
 pub(super) fn token_checks(
     snapshot: &Snapshot,
-    question: &Question,
+    question: &ExplainedRequest,
     port: u16,
-) -> anyhow::Result<Vec<Treated>> {
-    let guards = Guards::build(&snapshot.plan)?;
+) -> anyhow::Result<Vec<PolicyEffect>> {
+    let guards = CompiledChecks::build(&snapshot.config)?;
     let fields = question.request_headers();
     let view = question.request_view(&fields);
     let rules = guards
         .iter()
         .flat_map(|guards| guards.for_port(port))
-        .flat_map(PortGuards::token_validations);
+        .flat_map(CompiledPortChecks::token_validations);
     Ok(rules.map(|rule| describe_jwt_validation(rule, rule.is_required(&view))).collect())
 }
 
@@ -132,11 +136,11 @@ pub(super) fn token_checks(
 pub(super) fn rate_limits(
     snapshot: &Snapshot,
     peer: &SpiffeId,
-    question: &Question,
+    question: &ExplainedRequest,
     port: u16,
     opaque: bool,
-) -> anyhow::Result<Vec<Treated>> {
-    let limits = Limits::build(&snapshot.plan.limits, None)?;
+) -> anyhow::Result<Vec<PolicyEffect>> {
+    let limits = CompiledLimits::build(&snapshot.config.limits, None)?;
     if opaque {
         let rates =
             limits.policy_limits(port).filter_map(|said| Some((said, said.limits.connections?)));
@@ -145,14 +149,15 @@ pub(super) fn rate_limits(
     let fields = question.request_headers();
     let view = question.request_view(&fields);
     let counting = limits.counting_rules(port, &view, Some(&peer.account));
-    let mut reported: Vec<Treated> =
+    let mut reported: Vec<PolicyEffect> =
         counting.into_iter().map(|(policy, rule)| describe_rate_limit(policy, rule)).collect();
-    let guards = Guards::build(&snapshot.plan)?;
+    let guards = CompiledChecks::build(&snapshot.config)?;
     if let Some(guards) = guards.as_ref().and_then(|guards| guards.for_port(port)) {
         reported.extend(token_checks(snapshot, question, port)?);
         reported.extend(guards.required_authorizations(&view).map(describe_authorization));
         // The client's address is unknown: the server's own stands in for it.
-        let asking = Asking { account: Some(&peer.account), address: snapshot.plan.address };
+        let asking =
+            CheckedClient { account: Some(&peer.account), address: snapshot.config.address };
         reported
             .extend(guards.required_limits(&view, asking).map(|(rule, _)| asked_for_room(rule)));
     }
@@ -166,19 +171,19 @@ pub(super) fn rate_limits(
 /// Describes the headers that the lane of the workload adds to the request for the application.
 pub(super) fn lane_marks(
     snapshot: &Snapshot,
-    question: &Question,
+    question: &ExplainedRequest,
     port: u16,
     opaque: bool,
 ) -> anyhow::Result<Vec<String>> {
     if opaque {
         return Ok(Vec::new());
     }
-    let lanes = Lanes::compile(&snapshot.plan.lanes)?;
+    let lanes = Lanes::compile(&snapshot.config.lanes)?;
     let fields = question.request_headers();
     let view = question.request_view(&fields);
     // The choice of the rule is deterministic; only the choice of its mark is random.
     let decides = lanes.marks_for(port, &view, &mut || 0).rule;
-    let rules = snapshot.plan.lanes.get(&port).into_iter().flatten();
+    let rules = snapshot.config.lanes.get(&port).into_iter().flatten();
     let mut rules = rules.filter(|rule| decides.is_some_and(|(origin, _)| rule.origin == *origin));
     Ok(rules.next().map(|rule| reported_marks(rule, &fields)).into_iter().collect())
 }
@@ -198,17 +203,21 @@ fn reported_marks(rule: &LaneRule, fields: &[(String, String)]) -> String {
 
 /// Describes the ingress rules that open a port to external clients.
 pub(super) fn ingress_rules(snapshot: &Snapshot, port: u16) -> Vec<String> {
-    let here = snapshot.plan.openings.iter().filter(|opening| opening.port == port);
+    let here = snapshot.config.ingress_rules.iter().filter(|opening| opening.port == port);
     here.map(reported_opening).collect()
 }
 
-fn reported_opening(opening: &Opening) -> String {
-    let how = match &opening.entry {
-        Entry::Http => "over plaintext HTTP",
-        Entry::Grpc => "over plaintext gRPC",
-        Entry::Tcp => "over plaintext TCP",
-        Entry::Https { proof: Proof::Skipped, .. } => "over TLS",
-        Entry::Https { proof: Proof::Required, .. } => "over TLS with a client certificate",
+fn reported_opening(opening: &IngressRule) -> String {
+    let how = match &opening.protocol {
+        IngressProtocol::Http => "over plaintext HTTP",
+        IngressProtocol::Grpc => "over plaintext gRPC",
+        IngressProtocol::Tcp => "over plaintext TCP",
+        IngressProtocol::Https { client_certificate: ClientCertificateMode::Skipped, .. } => {
+            "over TLS"
+        }
+        IngressProtocol::Https { client_certificate: ClientCertificateMode::Required, .. } => {
+            "over TLS with a client certificate"
+        }
     };
     let from = opening.ranges.as_ref().map(|ranges| {
         let ranges: Vec<String> = ranges.iter().map(IpRange::to_string).collect();

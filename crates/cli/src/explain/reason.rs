@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use leno_model::{Reason, Retry, Side};
+use leno_model::{FailureSide, Reason, RetryCondition};
 use serde_json::{Value, json};
 
 use super::ExplainFormat;
-use crate::output::{self, Column, Format, Listing};
+use crate::output::{self, Listing, ListingColumn, OutputFormat};
 
 /// Prints every reason.
 pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
@@ -27,7 +27,7 @@ pub(super) fn print_all(format: ExplainFormat) -> anyhow::Result<ExitCode> {
                     reason.caption().to_owned(),
                 ]);
             }
-            output::print_raw(&listing.render(Format::Table))?;
+            output::print_raw(&listing.render(OutputFormat::Table))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -48,14 +48,16 @@ fn render_reason(reason: Reason) -> String {
         status => status.to_string(),
     };
     let at_fault = match reason.side() {
-        Side::Downstream => "downstream: the client",
-        Side::Mesh => "mesh: the sidecar, its rules or its limits",
-        Side::Upstream => "upstream: the destination of the request",
+        FailureSide::Downstream => "downstream: the client",
+        FailureSide::Mesh => "mesh: the sidecar, its rules or its limits",
+        FailureSide::Upstream => "upstream: the destination of the request",
     };
     let retried = match reason.retry() {
-        Retry::Never => "never: a retry would fail again, or the request may have taken effect",
-        Retry::IfUnsent => "if no part of the request reached the application",
-        Retry::Always => "always: the request was not sent",
+        RetryCondition::Never => {
+            "never: a retry would fail again, or the request may have taken effect"
+        }
+        RetryCondition::IfUnsent => "if no part of the request reached the application",
+        RetryCondition::Always => "always: the request was not sent",
     };
     format!(
         "{}: {}\n  code      {}\n  status    {answered}\n  at fault  {at_fault}\n  \
@@ -77,9 +79,9 @@ fn reason_to_json(reason: Reason) -> Value {
         },
         "side": side_name(reason.side()),
         "retry": match reason.retry() {
-            Retry::Never => "never",
-            Retry::IfUnsent => "if-unsent",
-            Retry::Always => "always",
+            RetryCondition::Never => "never",
+            RetryCondition::IfUnsent => "if-unsent",
+            RetryCondition::Always => "always",
         },
         "caption": reason.caption(),
         "hint": reason.remedy(),
@@ -93,18 +95,18 @@ fn describe_status(reason: Reason) -> String {
     }
 }
 
-fn side_name(side: Side) -> &'static str {
+fn side_name(side: FailureSide) -> &'static str {
     match side {
-        Side::Downstream => "downstream",
-        Side::Mesh => "mesh",
-        Side::Upstream => "upstream",
+        FailureSide::Downstream => "downstream",
+        FailureSide::Mesh => "mesh",
+        FailureSide::Upstream => "upstream",
     }
 }
 
-const COLUMNS: &[Column] = &[
-    Column::always("code"),
-    Column::always("reason"),
-    Column::always("status"),
-    Column::always("at fault"),
-    Column::always("meaning"),
+const COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("code"),
+    ListingColumn::always("reason"),
+    ListingColumn::always("status"),
+    ListingColumn::always("at fault"),
+    ListingColumn::always("meaning"),
 ];

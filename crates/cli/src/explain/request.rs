@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use leno_control::{Asked, Explained};
+use leno_control::{ExplainRequest, Explanation};
 use leno_model::Object;
 use leno_registry::FileSource;
 
-use super::decide::{Decision, Question};
-use super::target::{Target, parse_header, parse_method};
+use super::decide::{ExplainedRequest, RequestDecision};
+use super::target::{ExplainTarget, parse_header, parse_method};
 use super::{ExplainFormat, REFUSED, RequestArgs, text};
 use crate::output;
 
@@ -21,8 +21,9 @@ pub(super) fn run(
 ) -> anyhow::Result<ExitCode> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.clone().context("--url is missing")?;
-    let question = Question { method: args.method.clone(), target, headers: args.header.clone() };
-    let decision = Decision::for_request(&read_objects(files)?, client, &question)?;
+    let question =
+        ExplainedRequest { method: args.method.clone(), target, headers: args.header.clone() };
+    let decision = RequestDecision::for_request(&read_objects(files)?, client, &question)?;
     match format.structured_format() {
         Some(form) => output::print_value(&text::decision_to_json(&decision, &question), form)?,
         None => output::print_text(&text::render(&decision, &question))?,
@@ -34,19 +35,22 @@ pub(super) fn run(
 }
 
 /// Decides a request for the running control plane.
-pub(super) fn explain_request(objects: &[Object], asked: &Asked) -> anyhow::Result<Explained> {
+pub(super) fn explain_request(
+    objects: &[Object],
+    asked: &ExplainRequest,
+) -> anyhow::Result<Explanation> {
     let wrong = |field: &'static str| move |error: String| anyhow::anyhow!("{field}: {error}");
     let client = asked.from.parse().map_err(|_| anyhow::anyhow!(FROM))?;
     let headers = asked.headers.iter().map(|header| parse_header(header));
-    let question = Question {
+    let question = ExplainedRequest {
         method: parse_method(&asked.method).map_err(wrong("method"))?,
-        target: Target::parse(&asked.url).map_err(wrong("URL"))?,
+        target: ExplainTarget::parse(&asked.url).map_err(wrong("URL"))?,
         headers: headers.collect::<Result<_, _>>().map_err(wrong("header"))?,
     };
-    let decision = Decision::for_request(objects, &client, &question)?;
+    let decision = RequestDecision::for_request(objects, &client, &question)?;
     let (text, decision) =
         (text::render(&decision, &question), text::decision_to_json(&decision, &question));
-    Ok(Explained { text, decision })
+    Ok(Explanation { text, decision })
 }
 
 fn read_objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use leno_model::{Endpoint, Reason, RuleOrigin, TagRules};
-use leno_traffic::{RequestView, TagOutcome, TagPlan};
+use leno_traffic::{CompiledTagRules, RequestView, TagOutcome};
 use serde_json::{Value, json};
 
 /// The effect of tag rules on a request.
@@ -19,7 +19,7 @@ pub(super) struct DecidedTags {
 
 impl DecidedTags {
     pub(super) fn for_request(
-        tags: &TagPlan,
+        tags: &CompiledTagRules,
         request: Option<&RequestView<'_>>,
         all: &[Arc<Endpoint>],
     ) -> Self {

@@ -4,7 +4,7 @@ use hyper::Uri;
 
 /// The target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct ExplainTarget {
     /// The host, without the port.
     pub(crate) host: String,
     /// The port; 80 if the URL has none.
@@ -19,7 +19,7 @@ pub(crate) struct Target {
     pub(crate) is_tcp: bool,
 }
 
-impl Target {
+impl ExplainTarget {
     /// Parses `http://host[:port][/path][?query]`, or `tcp://host:port`.
     ///
     /// # Errors
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_read_as_a_client_would_send_them() {
+    fn urls_are_parsed_as_clients_send_them() {
         for (url, host, port, path, query) in [
             ("http://a.b:9080/c/d?e=f", "a.b", 9080, "/c/d", Some("e=f")),
             ("http://a.b", "a.b", 80, "/", None),
@@ -136,25 +136,25 @@ mod tests {
             ("http://127.0.0.1:1/", "127.0.0.1", 1, "/", None),
             ("http://[::1]:2/", "[::1]", 2, "/", None),
         ] {
-            let target = Target::parse(url).expect(url);
+            let target = ExplainTarget::parse(url).expect(url);
             let read = (target.host.as_str(), target.port, target.path.as_str());
             assert_eq!(read, (host, port, path), "{url}");
             assert_eq!(target.query.as_deref(), query, "{url}");
         }
-        let target = Target::parse("http://a.b:9080/").unwrap();
+        let target = ExplainTarget::parse("http://a.b:9080/").unwrap();
         assert_eq!(target.authority, "a.b:9080");
     }
 
     #[test]
     fn a_connection_has_a_host_and_a_port_and_nothing_else() {
-        let target = Target::parse("tcp://redis.shop:6379").unwrap();
+        let target = ExplainTarget::parse("tcp://redis.shop:6379").unwrap();
         assert!(target.is_tcp);
         assert_eq!((&*target.host, target.port), ("redis.shop", 6379));
         for url in ["tcp://redis.shop:6379", "http://a.b:9080/c/d?e=f", "http://a.b/"] {
-            assert_eq!(Target::parse(url).unwrap().url(), url);
+            assert_eq!(ExplainTarget::parse(url).unwrap().url(), url);
         }
         for url in ["tcp://redis.shop", "tcp://redis.shop:6379/a", "tcp://redis.shop:6379?a"] {
-            let rejected = Target::parse(url).expect_err(url);
+            let rejected = ExplainTarget::parse(url).expect_err(url);
             assert!(rejected.contains("tcp://redis.shop:6379"), "{url}: {rejected}");
         }
     }
@@ -176,12 +176,12 @@ mod tests {
             "http://u@a/",
             "http://a b/",
         ] {
-            let refusal = Target::parse(url).expect_err(url);
+            let refusal = ExplainTarget::parse(url).expect_err(url);
             assert!(refusal.contains("http://"), "{url}: {refusal}");
         }
-        assert!(Target::parse("https://a/").unwrap_err().contains("TLS"));
+        assert!(ExplainTarget::parse("https://a/").unwrap_err().contains("TLS"));
         let endless = format!("http://a/{}", "b".repeat(100_000));
-        assert!(Target::parse(&endless).is_err());
+        assert!(ExplainTarget::parse(&endless).is_err());
     }
 
     #[test]

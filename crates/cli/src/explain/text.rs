@@ -3,22 +3,22 @@
 use std::fmt::Write as _;
 
 use leno_model::{
-    Carries, Header, HeaderEdits, OriginPattern, PathEdit, Persistence, Reason, RequestMatch,
-    RetryRule, RouteKind, RouteRule, RuleActions, UrlRewrite,
+    Header, HeaderEdits, OriginPattern, PathEdit, PersistenceType, Reason, RequestMatch, RetryRule,
+    RouteKind, RouteRule, RuleActions, SessionPersistence, UrlRewrite,
 };
 use leno_traffic::PolicyDecision;
 use serde_json::{Value, json};
 
-use super::conflicts::Conflict;
+use super::conflicts::UnusedMatch;
 use super::decide::{
-    DecidedBackend, DecidedEndpoint, DecidedRoute, Decision, EndpointAccess, Missing, Question,
-    is_opaque,
+    DecidedBackend, DecidedEndpoint, DecidedRoute, EndpointAccess, ExplainedRequest, MissingPart,
+    RequestDecision, is_opaque,
 };
 use super::tags::DecidedTags;
-use super::unapplied::Unapplied;
+use super::unapplied::UnappliedPolicy;
 
 /// Returns the text output; the last line is the verdict.
-pub(super) fn render(decision: &Decision, question: &Question) -> String {
+pub(super) fn render(decision: &RequestDecision, question: &ExplainedRequest) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: &str| {
         writeln!(text, "{label:<9} {value}").expect("writing to a String never fails");
@@ -75,7 +75,7 @@ pub(super) fn render(decision: &Decision, question: &Question) -> String {
 }
 
 /// Returns the method and URL, or the URL of a TCP connection.
-fn request_text(question: &Question) -> String {
+fn request_text(question: &ExplainedRequest) -> String {
     match question.target.is_tcp {
         true => question.target.url(),
         false => format!("{} {}", question.method, question.target.url()),
@@ -83,7 +83,11 @@ fn request_text(question: &Question) -> String {
 }
 
 /// Adds the called service, or the host outside the mesh.
-fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&str, &str)) {
+fn tell_called(
+    decision: &RequestDecision,
+    question: &ExplainedRequest,
+    line: &mut impl FnMut(&str, &str),
+) {
     let target = &question.target;
     if let Some(outside) = &decision.outside {
         return line("outside", &outside.describe(question));
@@ -101,7 +105,11 @@ fn tell_called(decision: &Decision, question: &Question, line: &mut impl FnMut(&
 }
 
 /// Adds a backend with its policies and endpoints.
-fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl FnMut(&str, &str)) {
+fn tell_backend(
+    backend: &DecidedBackend,
+    question: &ExplainedRequest,
+    line: &mut impl FnMut(&str, &str),
+) {
     line("backend", &describe_backend(backend, question));
     for treated in &backend.treated {
         line("", &format!("{}: {}", treated.policy, treated.reported));
@@ -124,7 +132,7 @@ fn tell_backend(backend: &DecidedBackend, question: &Question, line: &mut impl F
 }
 
 /// Returns the JSON output.
-pub(super) fn decision_to_json(decision: &Decision, question: &Question) -> Value {
+pub(super) fn decision_to_json(decision: &RequestDecision, question: &ExplainedRequest) -> Value {
     let outcomes = decision.distinct_outcomes();
     let allowed = outcomes == [None] && !decision.is_forwarded();
     let reason = match outcomes.as_slice() {
@@ -192,7 +200,7 @@ pub(super) fn decision_to_json(decision: &Decision, question: &Question) -> Valu
     })
 }
 
-fn render_verdict(decision: &Decision, question: &Question) -> String {
+fn render_verdict(decision: &RequestDecision, question: &ExplainedRequest) -> String {
     if let Some(redirection) = &decision.redirection {
         return format!("{}: the client's sidecar sends a redirect", redirection.status);
     }
@@ -250,10 +258,14 @@ pub(super) fn statuses_text(statuses: &[u16]) -> String {
 }
 
 /// Returns the meaning of the reason, more specific if the missing service or port is known.
-fn reason_caption(decision: &Decision, question: &Question, reason: Reason) -> String {
+fn reason_caption(
+    decision: &RequestDecision,
+    question: &ExplainedRequest,
+    reason: Reason,
+) -> String {
     match (&decision.missing, &decision.service) {
-        (Some(Missing::Service(_)), Some(service)) => format!("There is no Service {service}."),
-        (Some(Missing::Port(_)), Some(service)) => {
+        (Some(MissingPart::Service(_)), Some(service)) => format!("There is no Service {service}."),
+        (Some(MissingPart::Port(_)), Some(service)) => {
             format!("The Service {service} has no port {}.", question.target.port)
         }
         _ => reason.caption().to_owned(),
@@ -261,13 +273,13 @@ fn reason_caption(decision: &Decision, question: &Question, reason: Reason) -> S
 }
 
 /// Returns the hint, with names from the configuration.
-fn reason_hint(decision: &Decision, question: &Question, reason: Reason) -> String {
+fn reason_hint(decision: &RequestDecision, question: &ExplainedRequest, reason: Reason) -> String {
     match &decision.missing {
-        Some(Missing::Port(ports)) if !ports.is_empty() => {
+        Some(MissingPart::Port(ports)) if !ports.is_empty() => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
             return format!("Use port {}.", ports.join(" or "));
         }
-        Some(Missing::Service(others)) if !others.is_empty() => {
+        Some(MissingPart::Service(others)) if !others.is_empty() => {
             let hosts = others.iter().map(|it| format!("{}.{}", it.name, it.namespace));
             return format!("Use the host {}.", hosts.collect::<Vec<_>>().join(" or "));
         }
@@ -378,10 +390,10 @@ fn reported_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
     host.into_iter().chain(path)
 }
 
-fn reported_persistence(persistence: &Persistence) -> String {
-    let carrier = match persistence.carrier {
-        Carries::Cookie | Carries::LastingCookie => "cookie",
-        Carries::Header => "header",
+fn reported_persistence(persistence: &SessionPersistence) -> String {
+    let carrier = match persistence.kind {
+        PersistenceType::Cookie | PersistenceType::LastingCookie => "cookie",
+        PersistenceType::Header => "header",
     };
     let mut reported = match &persistence.name {
         Some(name) => format!("persist sessions with the {carrier} {name}"),
@@ -438,21 +450,21 @@ fn reported_headers(side: &str, edits: &HeaderEdits) -> Vec<String> {
     set.chain(add).chain(remove).collect()
 }
 
-fn reported_conflict(conflict: &Conflict) -> String {
-    let Conflict { kind, route, rule, index, request, why } = conflict;
+fn reported_conflict(conflict: &UnusedMatch) -> String {
+    let UnusedMatch { kind, route, rule, index, request, reason: why } = conflict;
     let place = reported_place(*kind, *rule, *index);
     let (kind, request) = (kind.as_str(), reported_match(request));
     format!("{kind} {route}: {place}({request}): {}", why.describe())
 }
 
-fn json_conflict(conflict: &Conflict) -> Value {
+fn json_conflict(conflict: &UnusedMatch) -> Value {
     json!({
         "kind": conflict.kind.as_str(),
         "name": conflict.route.to_string(),
         "rule": conflict.rule,
         "match": conflict.index,
         "matches": reported_match(&conflict.request),
-        "reason": conflict.why.describe(),
+        "reason": conflict.reason.describe(),
     })
 }
 
@@ -460,7 +472,7 @@ fn reported_match(request: &RequestMatch) -> String {
     request.to_string()
 }
 
-fn describe_backend(backend: &DecidedBackend, question: &Question) -> String {
+fn describe_backend(backend: &DecidedBackend, question: &ExplainedRequest) -> String {
     let share = format!("{:.4}", backend.share * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
     let refused = match backend.refused {
@@ -481,7 +493,7 @@ fn describe_backend(backend: &DecidedBackend, question: &Question) -> String {
     )
 }
 
-fn describe_endpoint(decided: &DecidedEndpoint, question: &Question) -> String {
+fn describe_endpoint(decided: &DecidedEndpoint, question: &ExplainedRequest) -> String {
     let endpoint = &decided.endpoint;
     let access = match &decided.access {
         EndpointAccess::AllowedByDefault => "allowed for every member of the mesh".to_owned(),
@@ -533,8 +545,8 @@ fn json_route(route: &DecidedRoute) -> Value {
     })
 }
 
-fn json_unapplied(unapplied: &[Unapplied]) -> Vec<Value> {
-    let json = |it: &Unapplied| json!({"policy": it.policy, "reason": it.reason});
+fn json_unapplied(unapplied: &[UnappliedPolicy]) -> Vec<Value> {
+    let json = |it: &UnappliedPolicy| json!({"policy": it.policy, "reason": it.reason});
     unapplied.iter().map(json).collect()
 }
 

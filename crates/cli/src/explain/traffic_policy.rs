@@ -3,38 +3,46 @@
 use std::sync::Arc;
 
 use leno_model::{
-    BalanceAlgorithm, Balancing, CheckService, CircuitBreaker, Concurrency, FailureClasses,
-    FailureMode, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule,
-    LoadBalancing, LongerBody, OutlierAlgorithm, OutlierDetection, PortOutlierDetection, Rate,
-    RateLimitKey, RateRule, Reason, SermantRemoval, ServicePolicyName, ShownBody, TooMany, Trip,
+    BalanceAlgorithm, BodyExcerpt, CheckService, CircuitBreaker, Concurrency, FailureClasses,
+    FailureMode, FailureThreshold, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe,
+    HedgeRule, LoadBalancing, LongBodyAction, OutlierAlgorithm, OutlierDetection,
+    PortLoadBalancing, PortOutlierDetection, Rate, RateLimitKey, RateRule, Reason, SermantRemoval,
+    ServicePolicyName, TripConditions,
 };
-use leno_traffic::guard::{CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation};
-use leno_traffic::traffic_policy::{PortBreaker, PortTrafficPolicy};
+use leno_traffic::request_checks::{
+    CompiledAuthorization, CompiledGlobalLimit, CompiledJwtValidation,
+};
+use leno_traffic::traffic_policy::{CompiledCircuitBreaker, PortTrafficPolicy};
 
 use crate::figures::format_count;
 
 /// A policy and its effect.
 #[derive(Debug)]
-pub(super) struct Treated {
+pub(super) struct PolicyEffect {
     pub(super) policy: ServicePolicyName,
     pub(super) reported: String,
 }
 
 /// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
 /// (`is_opaque`).
-pub(super) fn list_policies(traffic_policy: &PortTrafficPolicy, is_opaque: bool) -> Vec<Treated> {
+pub(super) fn list_policies(
+    traffic_policy: &PortTrafficPolicy,
+    is_opaque: bool,
+) -> Vec<PolicyEffect> {
     let acts = |outlier_detection: &&Arc<PortOutlierDetection>| {
         !is_opaque || outlier_detection.acts_on_connections()
     };
     let outlier_detection =
-        traffic_policy.outlier_detection.iter().filter(acts).map(|outlier_detection| Treated {
-            policy: outlier_detection.policy.clone(),
-            reported: match &outlier_detection.algorithm {
-                OutlierAlgorithm::Native(rule) => describe_outlier_detection(rule),
-                OutlierAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
-            },
+        traffic_policy.outlier_detection.iter().filter(acts).map(|outlier_detection| {
+            PolicyEffect {
+                policy: outlier_detection.policy.clone(),
+                reported: match &outlier_detection.algorithm {
+                    OutlierAlgorithm::Native(rule) => describe_outlier_detection(rule),
+                    OutlierAlgorithm::Sermant(rule) => describe_sermant_detection(rule),
+                },
+            }
         });
-    let breaks = |breaker: &Arc<PortBreaker>| {
+    let breaks = |breaker: &Arc<CompiledCircuitBreaker>| {
         let rule = &breaker.breaker.rule;
         let reported = match is_opaque {
             false => describe_circuit_breaker(rule),
@@ -42,27 +50,26 @@ pub(super) fn list_policies(traffic_policy: &PortTrafficPolicy, is_opaque: bool)
                 &Some(rule).filter(|it| it.acts_on_connections())?.for_connections(),
             ),
         };
-        Some(Treated { policy: breaker.breaker.policy.clone(), reported })
+        Some(PolicyEffect { policy: breaker.breaker.policy.clone(), reported })
     };
-    let called = traffic_policy.called.iter().filter_map(breaks).map(|it| Treated {
+    let called = traffic_policy.called.iter().filter_map(breaks).map(|it| PolicyEffect {
         reported: format!("across all backends of the called service, {}", it.reported),
         ..it
     });
     let breaker = traffic_policy.breaker.iter().filter_map(breaks);
-    let acts = |it: &&Arc<Balancing>| !is_opaque || it.rule.acts_on_connections();
-    let balancing = traffic_policy.balancing.iter().filter(acts).map(|balancing| Treated {
+    let acts = |it: &&Arc<PortLoadBalancing>| !is_opaque || it.rule.acts_on_connections();
+    let balancing = traffic_policy.balancing.iter().filter(acts).map(|balancing| PolicyEffect {
         policy: balancing.policy.clone(),
         reported: describe_load_balancing(&balancing.rule),
     });
-    let hedging = traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| Treated {
-        policy: hedging.policy.clone(),
-        reported: second_attempt(&hedging.rule),
+    let hedging = traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| {
+        PolicyEffect { policy: hedging.policy.clone(), reported: second_attempt(&hedging.rule) }
     });
     outlier_detection.chain(called).chain(breaker).chain(balancing).chain(hedging).collect()
 }
 
 /// Describes the fault injection rule that applies to a request.
-pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> Treated {
+pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> PolicyEffect {
     let share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
     let delay =
         rule.delay.map(|delay| format!("delays {} by {:?}", share(delay.share_ppm), delay.time));
@@ -71,7 +78,7 @@ pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> Tr
         format!("aborts {} with {status}", share(abort.share_ppm))
     });
     let reported: Vec<String> = delay.into_iter().chain(abort).collect();
-    Treated {
+    PolicyEffect {
         policy: policy.clone(),
         reported: format!("{} {}", rule.name, reported.join(" and ")),
     }
@@ -112,7 +119,7 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
             format!("picks the endpoint by a Maglev hash of {}", key(hashed))
         }
     };
-    match rule.warm_up {
+    match rule.slow_start {
         None => how,
         Some(warm) => {
             format!(
@@ -124,7 +131,7 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
 }
 
 /// Describes a rule of a rate limit.
-pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -> Treated {
+pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -> PolicyEffect {
     let whose = match &rule.key {
         RateLimitKey::Nothing => "in total".to_owned(),
         RateLimitKey::Client { .. } => "per client".to_owned(),
@@ -136,17 +143,17 @@ pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -
         rule.name,
         describe_rate(rule.rate, "request")
     );
-    Treated { policy: policy.clone(), reported }
+    PolicyEffect { policy: policy.clone(), reported }
 }
 
 /// Describes a rate limit of opaque connections.
-pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> Treated {
+pub(super) fn limited_connections(policy: &ServicePolicyName, limit: Rate) -> PolicyEffect {
     let reported = format!("allows {} in total", describe_rate(limit, "connection"));
-    Treated { policy: policy.clone(), reported }
+    PolicyEffect { policy: policy.clone(), reported }
 }
 
 /// Describes a concurrency limit.
-pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrency) -> Treated {
+pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrency) -> PolicyEffect {
     let Concurrency { requests, adaptive, response } = rule;
     let status = response.status.unwrap_or(Reason::Overloaded.status());
     let fewer = adaptive.map(|adaptive| {
@@ -160,19 +167,22 @@ pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrenc
         "allows at most {} in flight{fewer}; the rest receives {status}",
         format_count(*requests, "request")
     );
-    Treated { policy: policy.clone(), reported }
+    PolicyEffect { policy: policy.clone(), reported }
 }
 
 /// Describes the tokens that a request may or must have.
-pub(super) fn describe_jwt_validation(rule: &CompiledJwtValidation, is_required: bool) -> Treated {
+pub(super) fn describe_jwt_validation(
+    rule: &CompiledJwtValidation,
+    is_required: bool,
+) -> PolicyEffect {
     let issuers: Vec<&str> = rule.rule.issuers.iter().map(|it| it.issuer.as_str()).collect();
     let must = if is_required { "requires" } else { "accepts" };
     let reported = format!("{must} a token of {}", issuers.join(" or "));
-    Treated { policy: rule.policy.clone(), reported }
+    PolicyEffect { policy: rule.policy.clone(), reported }
 }
 
 /// Describes an external authorization check.
-pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> Treated {
+pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> PolicyEffect {
     let check_service = &rule.rule.check_service;
     let shown = rule.rule.body.map(describe_body).unwrap_or_default();
     let reported = format!(
@@ -180,11 +190,11 @@ pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> Treated {
         check_service.at,
         describe_timeout(check_service)
     );
-    Treated { policy: rule.policy.clone(), reported }
+    PolicyEffect { policy: rule.policy.clone(), reported }
 }
 
 /// Describes a check with a rate limit service.
-pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
+pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> PolicyEffect {
     let GlobalLimit { check_service, domain, .. } = &rule.rule;
     let status = rule.rule.response.status.unwrap_or(Reason::RateLimited.status());
     let reported = format!(
@@ -192,13 +202,13 @@ pub(super) fn asked_for_room(rule: &CompiledGlobalLimit) -> Treated {
         check_service.at,
         describe_timeout(check_service)
     );
-    Treated { policy: rule.policy.clone(), reported }
+    PolicyEffect { policy: rule.policy.clone(), reported }
 }
 
-fn describe_body(body: ShownBody) -> String {
-    let longer = match body.longer {
-        LongerBody::Begun => "longer ones are truncated",
-        LongerBody::Refused => "longer ones are rejected",
+fn describe_body(body: BodyExcerpt) -> String {
+    let longer = match body.long_body {
+        LongBodyAction::SendPrefix => "longer ones are truncated",
+        LongBodyAction::Reject => "longer ones are rejected",
     };
     format!(", with bodies of up to {} bytes ({longer})", body.bytes_max)
 }
@@ -273,8 +283,8 @@ fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
     said.chain(response).collect::<Vec<_>>().join("; ")
 }
 
-fn describe_trip(trip: &Trip) -> String {
-    let many = |too_many: TooMany, what: &str| {
+fn describe_trip(trip: &TripConditions) -> String {
+    let many = |too_many: FailureThreshold, what: &str| {
         let share = too_many.share_ppm.map(|ppm| {
             format!(
                 "{} % of at least {} in {:?} {what}",

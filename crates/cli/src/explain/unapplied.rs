@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Object, PortGuard, PortLimits, Reason, RetryPolicy, Service, ServiceName, ServicePolicy,
+    Object, PortCheck, PortLimits, Reason, RetryPolicy, Service, ServiceName, ServicePolicy,
     ServicePolicyName, TagEffects, TagRules, TagScope, TrafficPolicy, Workload,
 };
 
-use super::decide::{DecidedBackend, Decision, EndpointAccess, is_opaque};
+use super::decide::{DecidedBackend, EndpointAccess, RequestDecision, is_opaque};
 
 /// A policy that does not apply, with the reason.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unapplied {
+pub(super) struct UnappliedPolicy {
     pub(super) policy: String,
     pub(super) reason: String,
 }
@@ -20,25 +20,26 @@ pub(super) struct Unapplied {
 /// request.
 pub(super) fn find_unapplied(
     objects: &[Object],
-    decision: &Decision,
+    decision: &RequestDecision,
     port: u16,
     backend: &DecidedBackend,
-) -> Vec<Unapplied> {
+) -> Vec<UnappliedPolicy> {
     let Some(called) = &decision.service else { return Vec::new() };
     let policies = service_policies(objects);
     let limits = backend.endpoints.iter().flat_map(|endpoint| &endpoint.limits);
     let applied: BTreeSet<&ServicePolicyName> =
         backend.treated.iter().chain(limits).map(|treated| &treated.policy).collect();
-    let view = View { objects, policies: &policies, called: (called, port), decision, backend };
+    let context =
+        BackendContext { objects, policies: &policies, called: (called, port), decision, backend };
     let idle = policies.iter().filter(|policy| !applied.contains(&policy.name));
-    let mut found: Vec<Unapplied> = idle
-        .filter(|policy| !view.is_rejected_by(&policy.name))
+    let mut found: Vec<UnappliedPolicy> = idle
+        .filter(|policy| !context.is_rejected_by(&policy.name))
         .filter_map(|policy| {
-            let why = view.unapplied_reason(policy)?;
-            Some(Unapplied { policy: policy.name.to_string(), reason: why })
+            let why = context.unapplied_reason(policy)?;
+            Some(UnappliedPolicy { policy: policy.name.to_string(), reason: why })
         })
         .collect();
-    found.extend(view.unapplied_tags());
+    found.extend(context.unapplied_tags());
     found.extend(unapplied_retries(objects, decision, called, port, &backend.service));
     found
 }
@@ -47,9 +48,9 @@ pub(super) fn find_unapplied(
 /// forwarding it.
 pub(super) fn find_unforwarded(
     objects: &[Object],
-    decision: &Decision,
+    decision: &RequestDecision,
     port: u16,
-) -> Vec<Unapplied> {
+) -> Vec<UnappliedPolicy> {
     let Some(called) = &decision.service else { return Vec::new() };
     let why = match (&decision.route, decision.refused) {
         (_, Some(Reason::NoRoute)) => {
@@ -80,7 +81,7 @@ pub(super) fn find_unforwarded(
     let tags = objects.iter().filter(|it| !tag_effects(it, called, port).is_none());
     let names = names.chain(tags.map(|it| it.object_key().to_string()));
     let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
-    names.map(|policy| Unapplied { policy, reason: why.clone() }).collect()
+    names.map(|policy| UnappliedPolicy { policy, reason: why.clone() }).collect()
 }
 
 /// Returns why per-request policies do not apply to a TCP port.
@@ -116,15 +117,15 @@ fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects 
 }
 
 /// The configuration and the decision for a request to one backend.
-struct View<'a> {
+struct BackendContext<'a> {
     objects: &'a [Object],
     policies: &'a [&'a ServicePolicy],
     called: (&'a ServiceName, u16),
-    decision: &'a Decision,
+    decision: &'a RequestDecision,
     backend: &'a DecidedBackend,
 }
 
-impl View<'_> {
+impl BackendContext<'_> {
     /// True if an endpoint's sidecar rejects the traffic because of the policy.
     fn is_rejected_by(&self, policy: &ServicePolicyName) -> bool {
         let name = policy.to_string();
@@ -170,7 +171,7 @@ impl View<'_> {
         let (service, port) = place;
         let traffic_policy = TrafficPolicy::for_port(all(), service, port);
         let limits = PortLimits::for_port(all(), service, port).map(|it| it.policy);
-        let guards = PortGuard::for_port(all(), service, port).into_iter().map(|it| it.policy);
+        let guards = PortCheck::for_port(all(), service, port).into_iter().map(|it| it.policy);
         let inbound: Vec<ServicePolicyName> = limits.into_iter().chain(guards).collect();
         if inbound.contains(&policy.name) {
             return Some(self.not_inbound(service));
@@ -269,7 +270,7 @@ impl View<'_> {
 
     /// Returns the tag rules and lanes of the called service that do not apply to a request forwarded to
     /// another service.
-    fn unapplied_tags(&self) -> Vec<Unapplied> {
+    fn unapplied_tags(&self) -> Vec<UnappliedPolicy> {
         let behind = &self.backend.service;
         if self.called == (behind, self.backend.port) {
             return Vec::new();
@@ -288,7 +289,7 @@ impl View<'_> {
                 }
                 () => return None,
             };
-            Some(Unapplied { policy: object.object_key().to_string(), reason: why })
+            Some(UnappliedPolicy { policy: object.object_key().to_string(), reason: why })
         };
         self.objects.iter().filter_map(reason).collect()
     }
@@ -304,11 +305,11 @@ fn enforced_by_others(service: &ServiceName) -> String {
 /// Returns the retry policies that do not apply to requests of this client.
 fn unapplied_retries(
     objects: &[Object],
-    decision: &Decision,
+    decision: &RequestDecision,
     called: &ServiceName,
     port: u16,
     backend: &ServiceName,
-) -> Vec<Unapplied> {
+) -> Vec<UnappliedPolicy> {
     let of_client = objects.iter().filter_map(|object| match object {
         Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
@@ -327,7 +328,7 @@ fn unapplied_retries(
             (true, None) if decision.protocol.is_some_and(is_opaque) => no_requests(called, port),
             (true, None) => "the rule of the route sets the retries".to_owned(),
         };
-        Some(Unapplied { policy: format!("Retry {}", policy.name), reason: why })
+        Some(UnappliedPolicy { policy: format!("Retry {}", policy.name), reason: why })
     };
     of_client.filter_map(reason).collect()
 }

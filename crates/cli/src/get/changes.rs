@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use leno_control::status::ChangeReport;
 
 use crate::figures::format_count;
-use crate::output::{Column, Listing};
+use crate::output::{Listing, ListingColumn};
 
 /// Lists the newest changes.
 pub(super) fn change_table(changes: &[ChangeReport]) -> Listing {
@@ -80,16 +80,16 @@ fn format_ms(duration: Option<f64>) -> String {
     })
 }
 
-const COLUMNS: &[Column] = &[
-    Column::always("change"),
-    Column::always("age"),
-    Column::always("applied"),
-    Column::always("after"),
-    Column::always("bytes"),
-    Column::always("cause"),
-    Column::wide("affected"),
-    Column::wide("push size"),
-    Column::wide("rejected"),
+const COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("change"),
+    ListingColumn::always("age"),
+    ListingColumn::always("applied"),
+    ListingColumn::always("after"),
+    ListingColumn::always("bytes"),
+    ListingColumn::always("cause"),
+    ListingColumn::wide("affected"),
+    ListingColumn::wide("push size"),
+    ListingColumn::wide("rejected"),
 ];
 
 #[cfg(test)]
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_waited_for_is_named() {
+    fn proxies_without_an_acknowledgment_are_named() {
         let waiting = vec!["shop/web-1".to_owned()];
         let change =
             ChangeReport { applied: 89, applied_after_ms: None, waiting, ..sample_change() };

@@ -6,22 +6,22 @@ use leno_control::status::ProxyStatus;
 use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
-use super::{Mesh, sidecars};
+use super::{MeshSocket, sidecars};
 use crate::duration::format_duration;
-use crate::output::{Column, Listing};
+use crate::output::{Listing, ListingColumn};
 
 /// The circuit breakers of one sidecar.
 #[derive(Debug, Serialize)]
 pub(super) struct SidecarCircuits {
     workload: String,
     #[serde(flatten)]
-    found: Found,
+    found: CircuitsResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Found {
-    Known(Circuits),
+enum CircuitsResult {
+    Known(CircuitsPage),
     /// The reason why there is no answer.
     Unknown {
         error: String,
@@ -29,13 +29,13 @@ enum Found {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Circuits {
-    circuits: Vec<Circuit>,
+struct CircuitsPage {
+    circuits: Vec<ListedCircuit>,
 }
 
 /// One circuit breaker, as the admin page lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Circuit {
+pub(crate) struct ListedCircuit {
     pub(crate) service: String,
     pub(crate) port: u16,
     pub(crate) policy: String,
@@ -52,7 +52,7 @@ pub(crate) struct Circuit {
     total_threads: usize,
 }
 
-impl Circuit {
+impl ListedCircuit {
     /// True while a thread of the sidecar rejects requests.
     pub(crate) fn is_open(&self) -> bool {
         self.state == "open"
@@ -70,19 +70,25 @@ impl Circuit {
 }
 
 /// Returns the circuit breakers of one sidecar that are not closed, or the reason why they are unknown.
-pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Circuit>, String> {
-    let found = sidecars::ask_one::<Circuits>(mesh, &proxy.workload, "/circuits").await;
+pub(crate) async fn of_one(
+    mesh: &MeshSocket,
+    proxy: &ProxyStatus,
+) -> Result<Vec<ListedCircuit>, String> {
+    let found = sidecars::ask_one::<CircuitsPage>(mesh, &proxy.workload, "/circuits").await;
     found.map(|found| found.circuits)
 }
 
 /// Queries every sidecar.
-pub(super) async fn query_circuits(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarCircuits> {
+pub(super) async fn query_circuits(
+    mesh: &MeshSocket,
+    proxies: &[ProxyStatus],
+) -> Vec<SidecarCircuits> {
     let found = sidecars::query_sidecars(mesh, proxies, "/circuits").await;
-    let sidecar = |(proxy, found): (&ProxyStatus, Result<Circuits, String>)| SidecarCircuits {
+    let sidecar = |(proxy, found): (&ProxyStatus, Result<CircuitsPage, String>)| SidecarCircuits {
         workload: proxy.workload.clone(),
         found: match found {
-            Ok(circuits) => Found::Known(circuits),
-            Err(error) => Found::Unknown { error },
+            Ok(circuits) => CircuitsResult::Known(circuits),
+            Err(error) => CircuitsResult::Unknown { error },
         },
     };
     proxies.iter().zip(found).map(sidecar).collect()
@@ -93,8 +99,8 @@ pub(super) fn circuit_table(all: &[SidecarCircuits]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for SidecarCircuits { workload, found } in all {
         let circuits = match found {
-            Found::Known(Circuits { circuits }) => circuits,
-            Found::Unknown { error } => {
+            CircuitsResult::Known(CircuitsPage { circuits }) => circuits,
+            CircuitsResult::Unknown { error } => {
                 let nothing = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
                 listing
                     .add_row([workload.clone()].into_iter().chain(nothing).chain([error.clone()]));
@@ -117,13 +123,13 @@ pub(super) fn circuit_table(all: &[SidecarCircuits]) -> Listing {
     listing
 }
 
-const COLUMNS: &[Column] = &[
-    Column::always("workload"),
-    Column::always("service"),
-    Column::always("state"),
-    Column::always("cause"),
-    Column::always("age"),
-    Column::always("open duration"),
-    Column::wide("threads"),
-    Column::always("policy"),
+const COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("workload"),
+    ListingColumn::always("service"),
+    ListingColumn::always("state"),
+    ListingColumn::always("cause"),
+    ListingColumn::always("age"),
+    ListingColumn::always("open duration"),
+    ListingColumn::wide("threads"),
+    ListingColumn::always("policy"),
 ];

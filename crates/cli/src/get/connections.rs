@@ -3,9 +3,9 @@
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
-use super::{Mesh, sidecars};
+use super::{MeshSocket, sidecars};
 use crate::duration::format_duration;
-use crate::output::{Column, Listing};
+use crate::output::{Listing, ListingColumn};
 
 /// The connections of one sidecar.
 #[derive(Debug, Serialize)]
@@ -13,28 +13,28 @@ pub(super) struct SidecarConnections {
     workload: String,
     admin: Option<String>,
     #[serde(flatten)]
-    found: Found,
+    found: ConnectionsResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Found {
+enum ConnectionsResult {
     /// The sidecar's answer.
-    Open(Open),
+    Open(OpenConnections),
     /// The reason why there is no answer.
     Unknown { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Open {
+struct OpenConnections {
     /// The number of open connections; `connections` may list fewer.
     open: usize,
-    connections: Vec<Connection>,
+    connections: Vec<ListedConnection>,
 }
 
 /// One connection, as the admin page lists it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Connection {
+struct ListedConnection {
     direction: String,
     protocol: String,
     peer: String,
@@ -45,18 +45,19 @@ struct Connection {
 
 /// Queries every sidecar.
 pub(super) async fn query_connections(
-    mesh: &Mesh,
+    mesh: &MeshSocket,
     proxies: &[ProxyStatus],
 ) -> Vec<SidecarConnections> {
     let found = sidecars::query_sidecars(mesh, proxies, "/connections").await;
-    let sidecar = |(proxy, found): (&ProxyStatus, Result<Open, String>)| SidecarConnections {
-        workload: proxy.workload.clone(),
-        admin: proxy.admin.clone(),
-        found: match found {
-            Ok(open) => Found::Open(open),
-            Err(error) => Found::Unknown { error },
-        },
-    };
+    let sidecar =
+        |(proxy, found): (&ProxyStatus, Result<OpenConnections, String>)| SidecarConnections {
+            workload: proxy.workload.clone(),
+            admin: proxy.admin.clone(),
+            found: match found {
+                Ok(open) => ConnectionsResult::Open(open),
+                Err(error) => ConnectionsResult::Unknown { error },
+            },
+        };
     proxies.iter().zip(found).map(sidecar).collect()
 }
 
@@ -66,11 +67,11 @@ pub(super) fn connection_table(all: &[SidecarConnections]) -> Listing {
     for sidecar in all {
         let workload = || sidecar.workload.clone();
         match &sidecar.found {
-            Found::Unknown { error } => {
+            ConnectionsResult::Unknown { error } => {
                 let nothing = std::iter::repeat_n(String::new(), 5);
                 listing.add_row([workload()].into_iter().chain(nothing).chain([error.clone()]));
             }
-            Found::Open(Open { connections, .. }) => {
+            ConnectionsResult::Open(OpenConnections { connections, .. }) => {
                 for connection in connections {
                     listing.add_row([
                         workload(),
@@ -88,12 +89,12 @@ pub(super) fn connection_table(all: &[SidecarConnections]) -> Listing {
     listing
 }
 
-const COLUMNS: &[Column] = &[
-    Column::always("workload"),
-    Column::always("direction"),
-    Column::always("protocol"),
-    Column::always("peer"),
-    Column::always("identity"),
-    Column::always("age"),
-    Column::always("target"),
+const COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("workload"),
+    ListingColumn::always("direction"),
+    ListingColumn::always("protocol"),
+    ListingColumn::always("peer"),
+    ListingColumn::always("identity"),
+    ListingColumn::always("age"),
+    ListingColumn::always("target"),
 ];

@@ -3,35 +3,35 @@
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
 
-use super::{Mesh, sidecars};
+use super::{MeshSocket, sidecars};
 use crate::duration::format_duration;
-use crate::output::{Column, Listing};
+use crate::output::{Listing, ListingColumn};
 
 /// The ejected endpoints of one sidecar.
 #[derive(Debug, Serialize)]
 pub(super) struct SidecarEjected {
     workload: String,
     #[serde(flatten)]
-    found: Found,
+    found: EjectedResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Found {
+enum EjectedResult {
     /// The sidecar's answer.
-    Known(Ejected),
+    Known(EjectedList),
     /// The reason why there is no answer.
     Unknown { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Ejected {
-    ejected: Vec<Endpoint>,
+struct EjectedList {
+    ejected: Vec<ListedEndpoint>,
 }
 
 /// One endpoint, as the admin page lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Endpoint {
+pub(crate) struct ListedEndpoint {
     pub(crate) service: String,
     pub(crate) port: u16,
     pub(crate) workload: String,
@@ -43,19 +43,25 @@ pub(crate) struct Endpoint {
 }
 
 /// Returns the endpoints that one sidecar has ejected, or the reason why they are unknown.
-pub(crate) async fn of_one(mesh: &Mesh, proxy: &ProxyStatus) -> Result<Vec<Endpoint>, String> {
-    let found = sidecars::ask_one::<Ejected>(mesh, &proxy.workload, "/ejected").await;
+pub(crate) async fn of_one(
+    mesh: &MeshSocket,
+    proxy: &ProxyStatus,
+) -> Result<Vec<ListedEndpoint>, String> {
+    let found = sidecars::ask_one::<EjectedList>(mesh, &proxy.workload, "/ejected").await;
     found.map(|found| found.ejected)
 }
 
 /// Queries every sidecar.
-pub(super) async fn query_ejected(mesh: &Mesh, proxies: &[ProxyStatus]) -> Vec<SidecarEjected> {
+pub(super) async fn query_ejected(
+    mesh: &MeshSocket,
+    proxies: &[ProxyStatus],
+) -> Vec<SidecarEjected> {
     let found = sidecars::query_sidecars(mesh, proxies, "/ejected").await;
-    let sidecar = |(proxy, found): (&ProxyStatus, Result<Ejected, String>)| SidecarEjected {
+    let sidecar = |(proxy, found): (&ProxyStatus, Result<EjectedList, String>)| SidecarEjected {
         workload: proxy.workload.clone(),
         found: match found {
-            Ok(ejected) => Found::Known(ejected),
-            Err(error) => Found::Unknown { error },
+            Ok(ejected) => EjectedResult::Known(ejected),
+            Err(error) => EjectedResult::Unknown { error },
         },
     };
     proxies.iter().zip(found).map(sidecar).collect()
@@ -67,11 +73,11 @@ pub(super) fn ejected_table(all: &[SidecarEjected]) -> Listing {
     for sidecar in all {
         let workload = || sidecar.workload.clone();
         match &sidecar.found {
-            Found::Unknown { error } => {
+            EjectedResult::Unknown { error } => {
                 let nothing = std::iter::repeat_n(String::new(), 6);
                 listing.add_row([workload()].into_iter().chain(nothing).chain([error.clone()]));
             }
-            Found::Known(Ejected { ejected }) => {
+            EjectedResult::Known(EjectedList { ejected }) => {
                 for endpoint in ejected {
                     listing.add_row([
                         workload(),
@@ -90,13 +96,13 @@ pub(super) fn ejected_table(all: &[SidecarEjected]) -> Listing {
     listing
 }
 
-const COLUMNS: &[Column] = &[
-    Column::always("workload"),
-    Column::always("service"),
-    Column::always("endpoint"),
-    Column::wide("address"),
-    Column::always("cause"),
-    Column::always("age"),
-    Column::wide("threads"),
-    Column::always("policy"),
+const COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("workload"),
+    ListingColumn::always("service"),
+    ListingColumn::always("endpoint"),
+    ListingColumn::wide("address"),
+    ListingColumn::always("cause"),
+    ListingColumn::always("age"),
+    ListingColumn::wide("threads"),
+    ListingColumn::always("policy"),
 ];

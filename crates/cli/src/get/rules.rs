@@ -2,16 +2,16 @@
 
 use leno_control::status::RuleStatus;
 
-use crate::output::{Column, Listing};
+use crate::output::{Listing, ListingColumn};
 
 /// Lists the rules in order of their objects.
 pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("kind"),
-        Column::always("object"),
-        Column::always("rule"),
-        Column::always("matches 1h"),
-        Column::always("matches"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("kind"),
+        ListingColumn::always("object"),
+        ListingColumn::always("rule"),
+        ListingColumn::always("matches 1h"),
+        ListingColumn::always("matches"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for rule in rules {

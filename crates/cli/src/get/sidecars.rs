@@ -4,13 +4,13 @@ use leno_control::status::ProxyStatus;
 use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
-use super::Mesh;
+use super::MeshSocket;
 use crate::output;
 
 /// Queries `path` at each sidecar, several at a time. Returns the answers, or the reasons why there are none. A
 /// sidecar that does not answer affects only its own row.
 pub(super) async fn query_sidecars<T: DeserializeOwned + Send + 'static>(
-    mesh: &Mesh,
+    mesh: &MeshSocket,
     proxies: &[ProxyStatus],
     path: &'static str,
 ) -> Vec<Result<T, String>> {
@@ -38,7 +38,7 @@ pub(super) async fn query_sidecars<T: DeserializeOwned + Send + 'static>(
 
 /// Queries the sidecar of one workload.
 pub(super) async fn ask_one<T: DeserializeOwned>(
-    mesh: &Mesh,
+    mesh: &MeshSocket,
     workload: &str,
     path: &str,
 ) -> Result<T, String> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::rules;
 use crate::duration::format_duration;
 use crate::figures::{format_count, format_latency, format_rate, format_share};
-use crate::output::{Column, Listing, format_line};
+use crate::output::{Listing, ListingColumn, format_line};
 
 /// Describes the mesh as a whole.
 pub(super) fn describe_status(status: &Status) -> String {
@@ -60,22 +60,22 @@ pub(super) fn describe_status(status: &Status) -> String {
 
 /// Lists workloads, joined with their sidecars.
 pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatus]) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("workload"),
-        Column::always("account"),
-        Column::always("ports"),
-        Column::always("services"),
-        Column::always("sidecar"),
-        Column::always("application"),
-        Column::always("outbound listeners"),
-        Column::always("listeners"),
-        Column::wide("address"),
-        Column::wide("labels"),
-        Column::wide("inbound"),
-        Column::wide("pid"),
-        Column::wide("admin"),
-        Column::wide("HTTP proxy"),
-        Column::wide("version"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("workload"),
+        ListingColumn::always("account"),
+        ListingColumn::always("ports"),
+        ListingColumn::always("services"),
+        ListingColumn::always("sidecar"),
+        ListingColumn::always("application"),
+        ListingColumn::always("outbound listeners"),
+        ListingColumn::always("listeners"),
+        ListingColumn::wide("address"),
+        ListingColumn::wide("labels"),
+        ListingColumn::wide("inbound"),
+        ListingColumn::wide("pid"),
+        ListingColumn::wide("admin"),
+        ListingColumn::wide("HTTP proxy"),
+        ListingColumn::wide("version"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for workload in workloads {
@@ -136,18 +136,18 @@ fn listener_states(workload: &WorkloadStatus) -> String {
 
 /// Lists services with their statistics, one row per port.
 pub(super) fn service_table(services: &[ServiceStatus], traffic: &TrafficStatus) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("service"),
-        Column::always("port"),
-        Column::always("protocol"),
-        Column::always("endpoints"),
-        Column::always("workloads"),
-        Column::always("routes"),
-        Column::wide("selector"),
-        Column::wide("addresses"),
-        Column::wide("rate"),
-        Column::wide("success"),
-        Column::wide("p99"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("service"),
+        ListingColumn::always("port"),
+        ListingColumn::always("protocol"),
+        ListingColumn::always("endpoints"),
+        ListingColumn::always("workloads"),
+        ListingColumn::always("routes"),
+        ListingColumn::wide("selector"),
+        ListingColumn::wide("addresses"),
+        ListingColumn::wide("rate"),
+        ListingColumn::wide("success"),
+        ListingColumn::wide("p99"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for service in services {
@@ -174,13 +174,13 @@ pub(super) fn service_table(services: &[ServiceStatus], traffic: &TrafficStatus)
 
 /// Lists certificates.
 pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("workload"),
-        Column::always("identity"),
-        Column::always("age"),
-        Column::always("valid for"),
-        Column::wide("issued"),
-        Column::wide("not after"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("workload"),
+        ListingColumn::always("identity"),
+        ListingColumn::always("age"),
+        ListingColumn::always("valid for"),
+        ListingColumn::wide("issued"),
+        ListingColumn::wide("not after"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for certificate in certificates {
@@ -202,17 +202,17 @@ pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
 
 /// Lists connected sidecars.
 pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("workload"),
-        Column::always("pid"),
-        Column::always("connected"),
-        Column::always("services"),
-        Column::always("state"),
-        Column::always("config"),
-        Column::always("version"),
-        Column::wide("admin"),
-        Column::wide("subscriptions"),
-        Column::wide("last rejection"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("workload"),
+        ListingColumn::always("pid"),
+        ListingColumn::always("connected"),
+        ListingColumn::always("services"),
+        ListingColumn::always("state"),
+        ListingColumn::always("config"),
+        ListingColumn::always("version"),
+        ListingColumn::wide("admin"),
+        ListingColumn::wide("subscriptions"),
+        ListingColumn::wide("last rejection"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for proxy in proxies {
@@ -246,19 +246,19 @@ pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
 
 /// Lists routes and their request rates.
 pub(super) fn route_table(routes: &[RouteStatus], traffic: &TrafficStatus) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("kind"),
-        Column::always("route"),
-        Column::always("attached to"),
-        Column::always("rules"),
-        Column::always("backends"),
-        Column::always("problems"),
-        Column::wide("accepted"),
-        Column::wide("resolved"),
-        Column::wide("rate"),
-        Column::wide("success"),
-        Column::wide("requests"),
-        Column::wide("matches 1h"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("kind"),
+        ListingColumn::always("route"),
+        ListingColumn::always("attached to"),
+        ListingColumn::always("rules"),
+        ListingColumn::always("backends"),
+        ListingColumn::always("problems"),
+        ListingColumn::wide("accepted"),
+        ListingColumn::wide("resolved"),
+        ListingColumn::wide("rate"),
+        ListingColumn::wide("success"),
+        ListingColumn::wide("requests"),
+        ListingColumn::wide("matches 1h"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for route in routes {
@@ -303,15 +303,15 @@ fn rates_of<'a>(all: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus
 
 /// Lists policies.
 pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("kind"),
-        Column::always("policy"),
-        Column::always("destination"),
-        Column::always("sources"),
-        Column::always("in force"),
-        Column::always("problems"),
-        Column::wide("rules"),
-        Column::wide("matches 1h"),
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("kind"),
+        ListingColumn::always("policy"),
+        ListingColumn::always("destination"),
+        ListingColumn::always("sources"),
+        ListingColumn::always("in force"),
+        ListingColumn::always("problems"),
+        ListingColumn::wide("rules"),
+        ListingColumn::wide("matches 1h"),
     ];
     let mut listing = Listing::new(COLUMNS);
     for policy in policies {
@@ -394,10 +394,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::output::Format;
+    use crate::output::OutputFormat;
 
     #[test]
-    fn findings_read_as_check_prints_them() {
+    fn findings_have_the_format_of_leno_check() {
         let answer = json!({
             "rejected": [{
                 "file": "mesh.yaml", "line": 12, "column": 7, "kind": "HTTPRoute",
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_says_why_it_is_not_in_force() {
+    fn the_reason_is_shown_for_a_policy_not_in_force() {
         let policy = |name: &str, in_force, why: Option<&str>| PolicyStatus {
             kind: "Retry".to_owned(),
             name: name.to_owned(),
@@ -430,7 +430,7 @@ mod tests {
             policy("shop/b", false, Some("Retry shop/a is about the same requests")),
             policy("shop/c", false, None),
         ];
-        let shown = policy_table(&all, &TrafficStatus::default()).render(Format::Table);
+        let shown = policy_table(&all, &TrafficStatus::default()).render(OutputFormat::Table);
         expect_test::expect![[r#"
             KIND   POLICY  DESTINATION  SOURCES  IN FORCE                                     PROBLEMS
             Retry  shop/a  -            -        yes                                          -
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_says_of_which_parent_it_is_not_accepted() {
+    fn the_rejecting_parent_of_a_route_is_shown() {
         let parent = |parent: &str, accepted| ParentStatus {
             parent: parent.to_owned(),
             accepted,
@@ -470,6 +470,6 @@ mod tests {
             a/b       spiffe://c/ns/a/sa/b  11h59m  12h        2027-01-14T08:00:00Z  2027-01-15T08:00:00Z
             a/b       spiffe://c/ns/a/sa/b  1d      expired    2027-01-14T08:00:00Z  2027-01-15T08:00:00Z
         "#]]
-        .assert_eq(&listing.render(Format::Wide));
+        .assert_eq(&listing.render(OutputFormat::Wide));
     }
 }

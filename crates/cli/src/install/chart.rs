@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 
 use expect_test::expect_file;
-use leno_kubernetes::install::{NodeNetwork, Options, installation_manifests, uninstall_hook};
+use leno_kubernetes::install::{
+    InstallOptions, NodeNetwork, installation_manifests, uninstall_hook,
+};
 use leno_model::{Name, TrustDomain};
 use serde_json::{Value, json};
 
@@ -95,15 +97,15 @@ const KEPT: &str = "helm.sh/resource-policy";
 fn chart_manifests() -> Vec<Value> {
     let options = chart_options();
     let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
-    let named = installation_manifests(&Options { settings_namespaces, ..options.clone() });
+    let named = installation_manifests(&InstallOptions { settings_namespaces, ..options.clone() });
     let control = named.into_iter().find(|it| it["kind"] == "Deployment").unwrap();
     // The control plane of one variant has a settings namespace; the template covers both, with a condition.
     let rest = installation_manifests(&options).into_iter();
     rest.map(|it| if it["kind"] == "Deployment" { control.clone() } else { it }).collect()
 }
 
-fn chart_options() -> Options {
-    Options {
+fn chart_options() -> InstallOptions {
+    InstallOptions {
         image: "HELM_IMAGE".to_owned(),
         namespace: "helm-namespace".to_owned(),
         replicas: 151_719,
@@ -219,7 +221,7 @@ fn is_own_kind(manifest: &Value) -> bool {
 }
 
 #[test]
-fn the_chart_has_what_is_installed() {
+fn the_chart_equals_the_installed_manifests() {
     let all = chart_manifests();
     let kinds: Vec<Value> = all.iter().filter(|it| is_own_kind(it)).cloned().collect();
     // Helm creates the namespace before the installation.

@@ -47,7 +47,7 @@ pub(crate) struct SidecarLimitArgs {
 }
 
 /// The option, the value and the limit of a connection count or a timeout.
-struct Given<T> {
+struct GivenLimit<T> {
     option: &'static str,
     value: Option<T>,
     limit: fn(&mut Limits) -> &mut T,
@@ -56,10 +56,10 @@ struct Given<T> {
 impl SidecarLimitArgs {
     /// Applies the options to the limits of a proxy.
     pub(crate) fn apply(&self, limits: &mut Limits) {
-        for Given { value, limit, .. } in self.given_numbers() {
+        for GivenLimit { value, limit, .. } in self.given_numbers() {
             *limit(limits) = value.unwrap_or(*limit(limits));
         }
-        for Given { value, limit, .. } in self.given_times() {
+        for GivenLimit { value, limit, .. } in self.given_times() {
             *limit(limits) = value.unwrap_or(*limit(limits));
         }
     }
@@ -73,16 +73,16 @@ impl SidecarLimitArgs {
         numbers.chain(times).map(|(option, value)| format!("{option}={value}").into()).collect()
     }
 
-    fn given_numbers(&self) -> [Given<usize>; 2] {
-        let given = |option, value, limit| Given { option, value, limit };
+    fn given_numbers(&self) -> [GivenLimit<usize>; 2] {
+        let given = |option, value, limit| GivenLimit { option, value, limit };
         [
             given("--connections-max", self.connections_max, |l| &mut l.connections_max),
             given("--handshakes-max", self.handshakes_max, |l| &mut l.handshakes_max),
         ]
     }
 
-    fn given_times(&self) -> [Given<Duration>; 8] {
-        let given = |option, value, limit| Given { option, value, limit };
+    fn given_times(&self) -> [GivenLimit<Duration>; 8] {
+        let given = |option, value, limit| GivenLimit { option, value, limit };
         [
             given("--head-timeout", self.head_timeout, |l| &mut l.head_timeout),
             given("--handshake-timeout", self.handshake_timeout, |l| &mut l.handshake_timeout),
@@ -109,7 +109,7 @@ mod tests {
     use crate::duration::parse_duration;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         limits: SidecarLimitArgs,
     }
@@ -117,13 +117,13 @@ mod tests {
     fn parse_limits(words: &[OsString]) -> Limits {
         let words = [&[OsString::from("proxy")], words].concat();
         let mut limits = Limits::default();
-        Line::try_parse_from(words).unwrap().limits.apply(&mut limits);
+        CommandLine::try_parse_from(words).unwrap().limits.apply(&mut limits);
         limits
     }
 
     #[test]
-    fn help_tells_the_defaults_of_the_proxy() {
-        let help = Line::command().render_long_help().to_string();
+    fn help_shows_the_defaults_of_the_proxy() {
+        let help = CommandLine::command().render_long_help().to_string();
         let reported = |option: &str| {
             let (_, text) = help.split_once(option).expect(option);
             let (_, text) = text.split_once("[default: ").expect(option);
@@ -131,16 +131,16 @@ mod tests {
         };
         let none = SidecarLimitArgs::default();
         let mut default = Limits::default();
-        for Given { option, limit, .. } in none.given_numbers() {
+        for GivenLimit { option, limit, .. } in none.given_numbers() {
             assert_eq!(reported(option), limit(&mut default).to_string(), "{option}");
         }
-        for Given { option, limit, .. } in none.given_times() {
+        for GivenLimit { option, limit, .. } in none.given_times() {
             assert_eq!(parse_duration(&reported(option)), Ok(*limit(&mut default)), "{option}");
         }
     }
 
     #[test]
-    fn what_is_passed_on_means_the_same_there() {
+    fn forwarded_limits_are_parsed_to_the_same_values() {
         assert_eq!(SidecarLimitArgs::default().to_arguments(), [""; 0]);
         let none = SidecarLimitArgs::default();
         let all: Vec<OsString> = none
@@ -150,7 +150,8 @@ mod tests {
             .chain(none.given_times().map(|given| format!("{}=1m1.0005s", given.option)))
             .map(OsString::from)
             .collect();
-        let line = Line::try_parse_from([&[OsString::from("up")], &all[..]].concat()).unwrap();
+        let line =
+            CommandLine::try_parse_from([&[OsString::from("up")], &all[..]].concat()).unwrap();
         let passed = parse_limits(&line.limits.to_arguments());
         assert_eq!(format!("{passed:?}"), format!("{:?}", parse_limits(&all)));
         let odd = Duration::from_micros(61_000_500);

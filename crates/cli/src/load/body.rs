@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_bodies_have_the_size_that_was_asked_for() {
+    fn generated_bodies_have_the_requested_size() {
         for bytes in [0, 1, 26, 10_240] {
             assert_eq!(made_up(BodySize(bytes)).len(), bytes);
         }

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::summary::Summary;
+use super::summary::LoadSummary;
 
 /// Renders a header line, and one line per rate; one line in a closed loop.
-pub(super) fn render(summary: &Summary) -> String {
+pub(super) fn render(summary: &LoadSummary) -> String {
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
     let mut text = format!("{}\n", NAMES.join(","));
@@ -16,7 +16,7 @@ pub(super) fn render(summary: &Summary) -> String {
     text
 }
 
-fn format_fields(step: &Summary) -> [String; NAMES.len()] {
+fn format_fields(step: &LoadSummary) -> [String; NAMES.len()] {
     let number = |number: Option<f64>| number.map(|n| format!("{n:.3}")).unwrap_or_default();
     let latency = step.latency_us;
     [

@@ -3,36 +3,41 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use leno_load::{Counters, Pace, Plan};
+use leno_load::{LoadModel, LoadPlan, ProgressCounters};
 
 use crate::figures::format_count;
 
 /// Live progress of a run in one terminal line; silent otherwise.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct LiveProgress {
     terminal: bool,
     /// The number of the current rate, if there are several.
     step: String,
     total: Duration,
     /// The counters of the last update.
-    last: Counters,
+    last: ProgressCounters,
 }
 
-impl Live {
+impl LiveProgress {
     /// Creates the line for one of several runs.
-    pub(super) fn new(plan: &Plan, index: usize, count: usize) -> Self {
-        let step = match plan.pace {
-            Pace::Open { rate, .. } if count > 1 => {
+    pub(super) fn new(plan: &LoadPlan, index: usize, count: usize) -> Self {
+        let step = match plan.load_model {
+            LoadModel::Open { rate, .. } if count > 1 => {
                 format!("{} of {count}, {rate}/s: ", index + 1)
             }
-            Pace::Open { .. } | Pace::Closed { .. } => String::new(),
+            LoadModel::Open { .. } | LoadModel::Closed { .. } => String::new(),
         };
         let terminal = std::io::stderr().is_terminal();
-        Self { terminal, step, total: plan.warm_up + plan.duration, last: Counters::default() }
+        Self {
+            terminal,
+            step,
+            total: plan.warm_up + plan.duration,
+            last: ProgressCounters::default(),
+        }
     }
 
     /// Shows the progress.
-    pub(super) fn show_progress(&mut self, now: &Counters) {
+    pub(super) fn show_progress(&mut self, now: &ProgressCounters) {
         if self.terminal && now.elapsed >= self.last.elapsed + REFRESH {
             write(&format!("\r\x1b[K{}", self.progress_line(now)));
             self.last = *now;
@@ -46,7 +51,7 @@ impl Live {
         }
     }
 
-    fn progress_line(&self, now: &Counters) -> String {
+    fn progress_line(&self, now: &ProgressCounters) -> String {
         let phase = if now.measuring { "measuring" } else { "warming up" };
         // Counters restart when the warm-up ends.
         let before = if now.measuring == self.last.measuring { self.last.requests } else { 0 };
@@ -78,14 +83,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_says_what_is_happening_now() {
-        let plan = Plan {
-            pace: Pace::Open { rate: 2000, connections: 1 },
+    fn the_line_shows_the_current_step() {
+        let plan = LoadPlan {
+            load_model: LoadModel::Open { rate: 2000, connections: 1 },
             warm_up: Duration::from_secs(2),
-            ..Plan::new(Vec::new())
+            ..LoadPlan::new(Vec::new())
         };
-        let mut live = Live::new(&plan, 1, 4);
-        let counters = |seconds, measuring, requests| Counters {
+        let mut live = LiveProgress::new(&plan, 1, 4);
+        let counters = |seconds, measuring, requests| ProgressCounters {
             elapsed: Duration::from_secs(seconds),
             measuring,
             requests,

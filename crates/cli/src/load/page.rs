@@ -1,15 +1,15 @@
 //! The report as a self-contained HTML page.
 
-use super::measured::{Measured, Step};
-use super::plot::{Axis, Line, Mark, Plot, Tick, escape};
-use super::summary::{Instant, Summary};
+use super::plot::{PlotAxis, PlotLine, PlotMark, PlotTick, SvgPlot, escape};
+use super::results::{LoadResults, RateResult};
+use super::summary::{IntervalSummary, LoadSummary};
 use super::table::{format_share, format_time};
 
 /// Renders the report as a self-contained page: no scripts, fonts or images.
-pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
+pub(super) fn render(measured: &LoadResults, summary: &LoadSummary) -> String {
     let urls = measured.plan.targets.iter().map(|target| target.name.as_str());
     let urls: Vec<&str> = urls.collect();
-    let mut page = Page::default();
+    let mut page = HtmlPage::default();
     page.push_text("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_text("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     page.push_text(&format!("<title>leno load {}</title>\n", escape(&urls.join(" "))));
@@ -42,17 +42,17 @@ fn join_urls(urls: &[&str]) -> String {
 }
 
 #[derive(Default)]
-struct Page {
+struct HtmlPage {
     text: String,
 }
 
-impl Page {
+impl HtmlPage {
     fn push_text(&mut self, text: &str) {
         self.text.push_str(text);
     }
 
     /// Writes the key figures.
-    fn write_figures(&mut self, summary: &Summary) {
+    fn write_figures(&mut self, summary: &LoadSummary) {
         let latency = summary.latency_us;
         let figures = [
             ("requests per second", format!("{:.0}", summary.rps)),
@@ -72,7 +72,7 @@ impl Page {
         self.push_text("</dl>\n");
     }
 
-    fn write_rates(&mut self, summary: &Summary) {
+    fn write_rates(&mut self, summary: &LoadSummary) {
         let steps = match summary.steps.as_slice() {
             [] => std::slice::from_ref(summary),
             steps => steps,
@@ -123,7 +123,7 @@ impl Page {
         self.push_text("</table>\n");
     }
 
-    fn write_targets(&mut self, summary: &Summary) {
+    fn write_targets(&mut self, summary: &LoadSummary) {
         if summary.targets.len() < 2 {
             return;
         }
@@ -146,11 +146,11 @@ impl Page {
 }
 
 /// Plots latency over percentiles, with a logarithmic axis that gives the tail enough room.
-fn percentile_plot(measured: &Measured) -> Plot {
+fn percentile_plot(measured: &LoadResults) -> SvgPlot {
     let count = measured.steps.len();
     let mut nines: f64 = 1.0;
     let (mut low, mut high) = (f64::MAX, 1.0_f64);
-    for Step { report, .. } in &measured.steps {
+    for RateResult { report, .. } in &measured.steps {
         let latency = report.sum_targets().latency;
         let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
             continue;
@@ -159,7 +159,7 @@ fn percentile_plot(measured: &Measured) -> Plot {
         low = low.min(min.as_nanos() as f64 / 1e3);
         high = high.max(max.as_nanos() as f64 / 1e3);
     }
-    let lines = measured.steps.iter().enumerate().map(|(index, Step { rate, report })| {
+    let lines = measured.steps.iter().enumerate().map(|(index, RateResult { rate, report })| {
         let latency = report.sum_targets().latency;
         let at = |nines: f64| {
             let part = 1.0 - 10_f64.powf(-nines);
@@ -173,9 +173,9 @@ fn percentile_plot(measured: &Measured) -> Plot {
             let x = -(1.0 - part).log10();
             let (_, us) = at(x).filter(|_| x <= nines)?;
             let text = format!("{label}: {}", format_time(Some(us)));
-            Some(Mark { x, y: us.max(1.0).log10(), text })
+            Some(PlotMark { x, y: us.max(1.0).log10(), text })
         });
-        Line {
+        PlotLine {
             name: rate.map_or(String::new(), |rate| format!("{rate}/s")),
             class: "one",
             strength: 1.0 - 0.7 * (count - 1 - index) as f64 / count as f64,
@@ -185,20 +185,25 @@ fn percentile_plot(measured: &Measured) -> Plot {
     });
     let ticks = (0..=nines as usize).filter_map(|nines| {
         let label = (*NINES_LABELS.get(nines)?).to_owned();
-        Some(Tick { at: nines as f64, label })
+        Some(PlotTick { at: nines as f64, label })
     });
-    Plot {
+    SvgPlot {
         title: "Latency by percentile",
-        x: Axis { label: "share of the requests", low: 0.0, high: nines, ticks: ticks.collect() },
-        y: Axis { label: "at most", ..Axis::latency_axis(low.min(high), high) },
+        x: PlotAxis {
+            label: "share of the requests",
+            low: 0.0,
+            high: nines,
+            ticks: ticks.collect(),
+        },
+        y: PlotAxis { label: "at most", ..PlotAxis::latency_axis(low.min(high), high) },
         lines: lines.collect(),
     }
 }
 
-fn throughput_plot(summary: &Summary) -> Plot {
-    let per_second = |instant: &Instant, count: u64| count as f64 / instant.length_s;
+fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
+    let per_second = |instant: &IntervalSummary, count: u64| count as f64 / instant.length_s;
     let shown = || plotted_intervals(summary);
-    let line = |name: &str, class, count: fn(&Instant) -> u64| Line {
+    let line = |name: &str, class, count: fn(&IntervalSummary) -> u64| PlotLine {
         name: name.to_owned(),
         class,
         strength: 1.0,
@@ -206,7 +211,7 @@ fn throughput_plot(summary: &Summary) -> Plot {
         // Marks of intervals without errors would hide the axis.
         marks: shown()
             .filter(|i| class != "wrong" || count(i) > 0)
-            .map(|i| Mark {
+            .map(|i| PlotMark {
                 x: interval_middle(i),
                 y: per_second(i, count(i)),
                 text: format!("{:.1} s: {:.0} {name} per second", i.at_s, per_second(i, count(i))),
@@ -218,16 +223,16 @@ fn throughput_plot(summary: &Summary) -> Plot {
         line("errors", "wrong", |instant| instant.errors),
     ];
     let most = shown().map(|i| per_second(i, i.requests)).fold(1.0, f64::max);
-    Plot {
+    SvgPlot {
         title: "Requests and errors per second over time",
-        x: Axis::from_zero("seconds after the warm-up", summary.duration_s),
-        y: Axis::from_zero("per second", most * 1.05),
+        x: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
+        y: PlotAxis::from_zero("per second", most * 1.05),
         lines,
     }
 }
 
-fn latency_over_time(summary: &Summary) -> Plot {
-    let line = |name: &str, class, quantile: fn(&Instant) -> Option<f64>| Line {
+fn latency_over_time(summary: &LoadSummary) -> SvgPlot {
+    let line = |name: &str, class, quantile: fn(&IntervalSummary) -> Option<f64>| PlotLine {
         name: name.to_owned(),
         class,
         strength: 1.0,
@@ -238,7 +243,7 @@ fn latency_over_time(summary: &Summary) -> Plot {
             .filter_map(|i| {
                 let us = quantile(i)?;
                 let text = format!("{:.1} s: {name} {}", i.at_s, format_time(Some(us)));
-                Some(Mark { x: interval_middle(i), y: us.max(1.0).log10(), text })
+                Some(PlotMark { x: interval_middle(i), y: us.max(1.0).log10(), text })
             })
             .collect(),
     };
@@ -246,21 +251,21 @@ fn latency_over_time(summary: &Summary) -> Plot {
         vec![line("p50", "one", |instant| instant.p50), line("p99", "two", |instant| instant.p99)];
     let all = || plotted_intervals(summary).flat_map(|i| [i.p50, i.p99]).flatten();
     let (low, high) = (all().fold(f64::MAX, f64::min), all().fold(1.0, f64::max));
-    Plot {
+    SvgPlot {
         title: "Latency over time",
-        x: Axis::from_zero("seconds after the warm-up", summary.duration_s),
-        y: Axis { label: "at most", ..Axis::latency_axis(low.min(high), high) },
+        x: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
+        y: PlotAxis { label: "at most", ..PlotAxis::latency_axis(low.min(high), high) },
         lines,
     }
 }
 
 /// Returns the intervals with enough measured time to divide by.
-fn plotted_intervals(summary: &Summary) -> impl Iterator<Item = &Instant> {
+fn plotted_intervals(summary: &LoadSummary) -> impl Iterator<Item = &IntervalSummary> {
     let longest = summary.timeline.iter().map(|instant| instant.length_s).fold(0.0, f64::max);
     summary.timeline.iter().filter(move |instant| instant.length_s > longest / 2.0)
 }
 
-fn interval_middle(instant: &Instant) -> f64 {
+fn interval_middle(instant: &IntervalSummary) -> f64 {
     instant.at_s + instant.length_s / 2.0
 }
 

@@ -4,33 +4,33 @@ use std::fmt::Write as _;
 
 /// A plot: two axes and the lines between them.
 #[derive(Debug)]
-pub(super) struct Plot {
+pub(super) struct SvgPlot {
     /// The title, also for screen readers.
     pub(super) title: &'static str,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
-    pub(super) lines: Vec<Line>,
+    pub(super) x: PlotAxis,
+    pub(super) y: PlotAxis,
+    pub(super) lines: Vec<PlotLine>,
 }
 
 /// One axis, from `low` to `high`.
 #[derive(Debug)]
-pub(super) struct Axis {
+pub(super) struct PlotAxis {
     pub(super) label: &'static str,
     pub(super) low: f64,
     pub(super) high: f64,
-    pub(super) ticks: Vec<Tick>,
+    pub(super) ticks: Vec<PlotTick>,
 }
 
 /// A labeled position on an axis.
 #[derive(Debug)]
-pub(super) struct Tick {
+pub(super) struct PlotTick {
     pub(super) at: f64,
     pub(super) label: String,
 }
 
 /// A line, in several pieces if points are missing.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct PlotLine {
     /// The label at its end.
     pub(super) name: String,
     /// Its color, as a CSS class of the page.
@@ -39,18 +39,18 @@ pub(super) struct Line {
     pub(super) strength: f64,
     pub(super) points: Vec<Option<(f64, f64)>>,
     /// Figures along the line.
-    pub(super) marks: Vec<Mark>,
+    pub(super) marks: Vec<PlotMark>,
 }
 
 /// A figure on a line.
 #[derive(Debug)]
-pub(super) struct Mark {
+pub(super) struct PlotMark {
     pub(super) x: f64,
     pub(super) y: f64,
     pub(super) text: String,
 }
 
-impl Axis {
+impl PlotAxis {
     /// Creates an axis from zero to `high`, labeled at round numbers.
     pub(super) fn from_zero(label: &'static str, high: f64) -> Self {
         let high = high.max(f64::MIN_POSITIVE);
@@ -62,7 +62,7 @@ impl Axis {
         };
         let ticks = (0..=(high / step) as u32).map(|index| {
             let at = f64::from(index) * step;
-            Tick { at, label: label_of(at) }
+            PlotTick { at, label: label_of(at) }
         });
         Self { label, low: 0.0, high, ticks: ticks.collect() }
     }
@@ -77,12 +77,12 @@ impl Axis {
             _ => format!("{} s", 10_u64.pow(power.unsigned_abs() - 6)),
         };
         let ticks = (low as i32..=high as i32)
-            .map(|power| Tick { at: f64::from(power), label: label_of(power) });
+            .map(|power| PlotTick { at: f64::from(power), label: label_of(power) });
         Self { label: "", low, high, ticks: ticks.collect() }
     }
 }
 
-impl Plot {
+impl SvgPlot {
     /// Renders the plot.
     pub(super) fn to_svg(&self) -> String {
         let mut svg = String::new();
@@ -151,7 +151,7 @@ impl Plot {
         );
     }
 
-    fn draw_line(&self, svg: &mut String, line: &Line) {
+    fn draw_line(&self, svg: &mut String, line: &PlotLine) {
         let mut path = String::new();
         let mut command = 'M';
         for point in &line.points {
@@ -162,15 +162,15 @@ impl Plot {
             push_escaped(&mut path, &format!("{command}{:.1} {:.1}", self.x(*x), self.y(*y)));
             command = 'L';
         }
-        let Line { class, strength, .. } = line;
+        let PlotLine { class, strength, .. } = line;
         push_escaped(
             svg,
             &format!("<path class=\"line {class}\" opacity=\"{strength:.2}\" d=\"{path}\"/>\n"),
         );
     }
 
-    fn draw_marks(&self, svg: &mut String, line: &Line) {
-        let Line { class, strength, .. } = line;
+    fn draw_marks(&self, svg: &mut String, line: &PlotLine) {
+        let PlotLine { class, strength, .. } = line;
         for mark in &line.marks {
             push_escaped(
                 svg,
@@ -191,7 +191,7 @@ impl Plot {
             let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
             (!line.name.is_empty()).then(|| (self.y(y), line))
         });
-        let mut ends: Vec<(f64, &Line)> = ends.collect();
+        let mut ends: Vec<(f64, &PlotLine)> = ends.collect();
         ends.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         let mut free = TOP;
         for (y, line) in ends {
@@ -236,7 +236,7 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// Returns the position of a value on an axis, from 0 to 1.
-fn axis_position(axis: &Axis, at: f64) -> f64 {
+fn axis_position(axis: &PlotAxis, at: f64) -> f64 {
     ((at - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
 }
 
@@ -273,31 +273,31 @@ mod tests {
 
     #[test]
     fn axes_are_labelled_at_round_numbers() {
-        let labels = |axis: &Axis| -> Vec<String> {
+        let labels = |axis: &PlotAxis| -> Vec<String> {
             axis.ticks.iter().map(|tick| tick.label.clone()).collect()
         };
-        assert_eq!(labels(&Axis::from_zero("", 37.0)), ["0", "10", "20", "30"]);
-        assert_eq!(labels(&Axis::from_zero("", 150_000.0)), ["0", "50k", "100k", "150k"]);
-        assert_eq!(labels(&Axis::from_zero("", 2.5)), ["0", "0.5", "1", "1.5", "2", "2.5"]);
-        assert_eq!(labels(&Axis::from_zero("", 0.0)).first().unwrap(), "0");
+        assert_eq!(labels(&PlotAxis::from_zero("", 37.0)), ["0", "10", "20", "30"]);
+        assert_eq!(labels(&PlotAxis::from_zero("", 150_000.0)), ["0", "50k", "100k", "150k"]);
+        assert_eq!(labels(&PlotAxis::from_zero("", 2.5)), ["0", "0.5", "1", "1.5", "2", "2.5"]);
+        assert_eq!(labels(&PlotAxis::from_zero("", 0.0)).first().unwrap(), "0");
         assert_eq!(
-            labels(&Axis::latency_axis(40.0, 2_500.0)),
+            labels(&PlotAxis::latency_axis(40.0, 2_500.0)),
             ["10 µs", "100 µs", "1 ms", "10 ms"]
         );
-        assert_eq!(labels(&Axis::latency_axis(1e6, 1e6)), ["1 s", "10 s"]);
+        assert_eq!(labels(&PlotAxis::latency_axis(1e6, 1e6)), ["1 s", "10 s"]);
     }
 
     #[test]
     fn everything_drawn_lies_within_the_picture() {
-        let line = Line {
+        let line = PlotLine {
             name: "a<b".to_owned(),
             class: "one",
             strength: 1.0,
             points: vec![Some((0.0, 0.0)), None, Some((99.0, 1e9)), Some((-5.0, -5.0))],
-            marks: vec![Mark { x: 1.0, y: 1e12, text: "\"x\"".to_owned() }],
+            marks: vec![PlotMark { x: 1.0, y: 1e12, text: "\"x\"".to_owned() }],
         };
-        let axes = || Axis::from_zero("n", 10.0);
-        let svg = Plot { title: "t", x: axes(), y: axes(), lines: vec![line] }.to_svg();
+        let axes = || PlotAxis::from_zero("n", 10.0);
+        let svg = SvgPlot { title: "t", x: axes(), y: axes(), lines: vec![line] }.to_svg();
         assert!(svg.contains("a&lt;b") && svg.contains("&quot;x&quot;"), "{svg}");
         assert!(svg.contains(&format!("L{LEFT:.1} {:.1}", HEIGHT - BOTTOM)), "{svg}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");

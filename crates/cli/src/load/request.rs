@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use leno_load::{Form, Protocol, Target};
+use leno_load::{LoadProtocol, LoadTarget, TargetForm};
 
 use super::target::parse_authority;
 use super::wrong_usage::WrongUsage;
@@ -11,7 +11,7 @@ use super::{HttpVersion, LoadArgs, body};
 
 /// A request header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct HeaderOption {
     name: String,
     value: String,
 }
@@ -20,12 +20,12 @@ pub(super) struct Header {
 ///
 /// # Errors
 /// A message for the command line.
-pub(super) fn parse_header(text: &str) -> Result<Header, String> {
+pub(super) fn parse_header(text: &str) -> Result<HeaderOption, String> {
     let (name, value) = text.split_once(':').ok_or("use name:value")?;
     let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
     match name.is_empty() {
         true => Err("use name:value".to_owned()),
-        false => Ok(Header { name, value }),
+        false => Ok(HeaderOption { name, value }),
     }
 }
 
@@ -34,18 +34,18 @@ impl LoadArgs {
     ///
     /// # Errors
     /// [`WrongUsage`] if the options contradict each other.
-    pub(super) fn protocol(&self) -> Result<Protocol, WrongUsage> {
+    pub(super) fn protocol(&self) -> Result<LoadProtocol, WrongUsage> {
         let streams = self.streams.unwrap_or(1);
         match (self.http, self.grpc) {
             (Some(HttpVersion::Http1), true) => {
                 Err(WrongUsage::new("gRPC requires HTTP/2: omit --http 1.1"))
             }
-            (_, true) => Ok(Protocol::Grpc { streams }),
-            (Some(HttpVersion::Http2), false) => Ok(Protocol::Http2 { streams }),
+            (_, true) => Ok(LoadProtocol::Grpc { streams }),
+            (Some(HttpVersion::Http2), false) => Ok(LoadProtocol::Http2 { streams }),
             (_, false) if self.streams.is_some() => {
                 Err(WrongUsage::new("--streams requires --http 2 or --grpc"))
             }
-            (_, false) => Ok(Protocol::Http1),
+            (_, false) => Ok(LoadProtocol::Http1),
         }
     }
 
@@ -53,7 +53,7 @@ impl LoadArgs {
     ///
     /// # Errors
     /// If a name does not resolve, or a body cannot be read.
-    pub(super) async fn build_requests(&self) -> anyhow::Result<Vec<Target>> {
+    pub(super) async fn build_requests(&self) -> anyhow::Result<Vec<LoadTarget>> {
         let proxy = match &self.proxy {
             None => None,
             Some(proxy) => {
@@ -78,10 +78,10 @@ impl LoadArgs {
                 None => target.authority.resolve().await?,
             };
             let headers = self.header.iter().filter(|header| !header.is_host());
-            targets.push(Target {
+            targets.push(LoadTarget {
                 name: target.url.clone(),
                 address,
-                form: if proxy.is_some() { Form::Absolute } else { Form::Origin },
+                form: if proxy.is_some() { TargetForm::Absolute } else { TargetForm::Origin },
                 method: method.to_owned(),
                 path: target.path.clone(),
                 host: host.unwrap_or(&target.host).to_owned(),
@@ -103,7 +103,7 @@ impl LoadArgs {
     }
 }
 
-impl Header {
+impl HeaderOption {
     /// True if the header replaces the host of the URL.
     fn is_host(&self) -> bool {
         self.name.eq_ignore_ascii_case("host") || self.name == ":authority"
@@ -119,7 +119,7 @@ mod tests {
         for (text, name, value) in
             [("a:b", "a", "b"), ("X-A: b c", "X-A", "b c"), ("a:", "a", ""), ("a: b:c", "a", "b:c")]
         {
-            let expected = Header { name: name.to_owned(), value: value.to_owned() };
+            let expected = HeaderOption { name: name.to_owned(), value: value.to_owned() };
             assert_eq!(parse_header(text), Ok(expected), "{text}");
         }
         assert!(parse_header("a").is_err());

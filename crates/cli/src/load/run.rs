@@ -7,14 +7,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use leno_load::{Counters, DriveError, Pace, Plan, Report, Reuse, Stop, drive_on_threads};
+use leno_load::{
+    ConnectionReuse, DriveError, LoadModel, LoadPlan, LoadReport, ProgressCounters, StopHandle,
+    drive_on_threads,
+};
 use tokio::sync::watch;
 
-use super::live::Live;
-use super::measured::{Measured, Step};
-use super::summary::Summary;
+use super::live::LiveProgress;
+use super::results::{LoadResults, RateResult};
+use super::summary::LoadSummary;
 use super::wrong_usage::WrongUsage;
-use super::{LoadArgs, ReportFormat, csv, page, table};
+use super::{LoadArgs, LoadFormat, csv, page, table};
 use crate::{output, stop};
 
 /// Generates load, measures and reports.
@@ -30,11 +33,11 @@ pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
         .map(|path| File::create(path).with_context(|| format!("cannot write {}", path.display())));
     let page = page.transpose()?;
     let measured = run_rates(&args, plan).await?;
-    let summary = Summary::from_measured(&measured);
+    let summary = LoadSummary::from_measured(&measured);
     match args.output {
-        ReportFormat::Table => output::print_raw(&table::render(&measured, &summary))?,
-        ReportFormat::Json => output::print_json(&summary)?,
-        ReportFormat::Csv => output::print_raw(&csv::render(&summary))?,
+        LoadFormat::Table => output::print_raw(&table::render(&measured, &summary))?,
+        LoadFormat::Json => output::print_json(&summary)?,
+        LoadFormat::Csv => output::print_raw(&csv::render(&summary))?,
     }
     if let Some(mut page) = page {
         let text = page::render(&measured, &summary);
@@ -44,61 +47,65 @@ pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
 }
 
 impl LoadArgs {
-    /// Returns the plan, except for the pace.
-    async fn build_plan(&self) -> anyhow::Result<Plan> {
+    /// Returns the plan, except for the load model.
+    async fn build_plan(&self) -> anyhow::Result<LoadPlan> {
         let protocol = self.protocol()?;
         let bounded = self.requests.is_some();
         let duration = self.step_duration.or(self.duration);
-        Ok(Plan {
+        Ok(LoadPlan {
             protocol,
-            reuse: if self.disable_keepalive { Reuse::Fresh } else { Reuse::Keep },
-            pace: Pace::Closed { connections: self.connections },
+            reuse: if self.disable_keepalive {
+                ConnectionReuse::Fresh
+            } else {
+                ConnectionReuse::Keep
+            },
+            load_model: LoadModel::Closed { connections: self.connections },
             duration: duration.unwrap_or(if bounded { DAY } else { DURATION }),
             warm_up: self.warmup.unwrap_or(if bounded { Duration::ZERO } else { WARM_UP }),
             requests: self.requests,
             timeout: self.timeout,
             seed: self.seed,
-            ..Plan::new(self.build_requests().await?)
+            ..LoadPlan::new(self.build_requests().await?)
         })
     }
 }
 
 /// Runs the rates in turn, until all are done or a signal ends the run.
-async fn run_rates(args: &LoadArgs, plan: Plan) -> anyhow::Result<Measured> {
+async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResults> {
     let rates: Vec<Option<u32>> = match &args.rate {
         None => vec![None],
         Some(rates) => rates.0.iter().copied().map(Some).collect(),
     };
-    let stop = Stop::default();
-    let mut measured = Measured { plan, threads: args.threads, steps: Vec::new() };
+    let stop = StopHandle::default();
+    let mut measured = LoadResults { plan, threads: args.threads, steps: Vec::new() };
     let count = rates.len();
     for (index, rate) in rates.into_iter().enumerate() {
         if stop.is_asked() {
             break;
         }
         let connections = args.connections;
-        let plan = Plan {
-            pace: match rate {
-                None => Pace::Closed { connections },
-                Some(rate) => Pace::Open { rate, connections },
+        let plan = LoadPlan {
+            load_model: match rate {
+                None => LoadModel::Closed { connections },
+                Some(rate) => LoadModel::Open { rate, connections },
             },
             ..measured.plan.clone()
         };
-        let mut live = Live::new(&plan, index, count);
+        let mut live = LiveProgress::new(&plan, index, count);
         let report = run_step(plan, args.threads, &stop, &mut live).await;
         live.clear();
-        measured.steps.push(Step { rate, report: report? });
+        measured.steps.push(RateResult { rate, report: report? });
     }
     Ok(measured)
 }
 
 async fn run_step(
-    plan: Plan,
+    plan: LoadPlan,
     threads: usize,
-    ask: &Stop,
-    live: &mut Live,
-) -> anyhow::Result<Report> {
-    let (progress, mut counters) = watch::channel(Counters::default());
+    ask: &StopHandle,
+    live: &mut LiveProgress,
+) -> anyhow::Result<LoadReport> {
+    let (progress, mut counters) = watch::channel(ProgressCounters::default());
     let mut running = pin!(drive_on_threads(threads, plan, ask.clone(), progress));
     let mut signal = pin!(signal_after(Duration::ZERO));
     loop {
@@ -130,7 +137,7 @@ async fn signal_after(pause: Duration) -> anyhow::Result<()> {
 }
 
 /// Returns the exit code: failure if all requests failed, or the share of errors exceeds the limit.
-fn exit_code(summary: &Summary, max_errors: Option<f64>) -> ExitCode {
+fn exit_code(summary: &LoadSummary, max_errors: Option<f64>) -> ExitCode {
     let share = summary.errors as f64 / summary.requests.max(1) as f64;
     let too_many = max_errors.is_some_and(|max| share > max);
     match summary.requests == summary.errors || too_many {

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leno_load::{Latency, Report};
+use leno_load::{LatencyHistogram, LoadReport};
 use serde::Serialize;
 
-use super::measured::{Measured, Step};
+use super::results::{LoadResults, RateResult};
 
 /// The results as numbers. Times are in microseconds if the name says so.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Summary {
+pub(super) struct LoadSummary {
     /// All requests that were due in the measured time.
     pub(super) requests: u64,
     /// Requests without success.
@@ -30,8 +30,8 @@ pub(super) struct Summary {
     pub(super) rate: Option<f64>,
     /// One summary per rate, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) steps: Vec<Summary>,
-    pub(super) timeline: Vec<Instant>,
+    pub(super) steps: Vec<LoadSummary>,
+    pub(super) timeline: Vec<IntervalSummary>,
     pub(super) targets: Vec<TargetSummary>,
     /// CPU time of the load generator itself.
     pub(super) own_cpu_us_per_request: Option<f64>,
@@ -52,7 +52,7 @@ pub(super) struct LatencyUs {
 
 /// The results of one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Instant {
+pub(super) struct IntervalSummary {
     /// Start of the interval after the warm-up; several rates follow each other.
     pub(super) at_s: f64,
     pub(super) requests: u64,
@@ -72,11 +72,11 @@ pub(super) struct TargetSummary {
     pub(super) errors: u64,
 }
 
-impl Summary {
+impl LoadSummary {
     /// Summarizes the results, over all rates and for each.
-    pub(super) fn from_measured(measured: &Measured) -> Self {
-        let connections = measured.plan.pace.connection_count();
-        let one = |step: &Step| Self::of_report(&step.report, step.rate, connections);
+    pub(super) fn from_measured(measured: &LoadResults) -> Self {
+        let connections = measured.plan.load_model.connection_count();
+        let one = |step: &RateResult| Self::of_report(&step.report, step.rate, connections);
         let mut steps: Vec<Self> = measured.steps.iter().map(one).collect();
         if steps.len() == 1 {
             return steps.remove(0);
@@ -88,7 +88,7 @@ impl Summary {
         Self { timeline, steps, ..Self::of_report(&total, None, connections) }
     }
 
-    fn of_report(report: &Report, rate: Option<u32>, connections: usize) -> Self {
+    fn of_report(report: &LoadReport, rate: Option<u32>, connections: usize) -> Self {
         let total = report.sum_targets();
         let targets = report.targets.iter().map(|target| TargetSummary {
             url: target.name.clone(),
@@ -117,7 +117,7 @@ impl Summary {
 }
 
 impl LatencyUs {
-    fn from_latency(latency: &Latency) -> Self {
+    fn from_latency(latency: &LatencyHistogram) -> Self {
         let quantile = |part| latency.quantile(part).map(to_microseconds);
         Self {
             min: latency.min().map(to_microseconds),
@@ -132,9 +132,9 @@ impl LatencyUs {
     }
 }
 
-fn summarize_timeline(report: &Report) -> Vec<Instant> {
+fn summarize_timeline(report: &LoadReport) -> Vec<IntervalSummary> {
     let interval = report.timeline.interval();
-    let moments = report.timeline.moments().map(|moment| Instant {
+    let moments = report.timeline.moments().map(|moment| IntervalSummary {
         at_s: moment.at.as_secs_f64(),
         requests: moment.requests,
         errors: moment.errors,
@@ -146,13 +146,15 @@ fn summarize_timeline(report: &Report) -> Vec<Instant> {
 }
 
 /// Concatenates the timelines of several rates.
-fn one_after_the_other(steps: &[Summary]) -> Vec<Instant> {
+fn one_after_the_other(steps: &[LoadSummary]) -> Vec<IntervalSummary> {
     let mut timeline = Vec::new();
     let mut start = 0.0;
     for step in steps {
         // Responses after the end of a step are not counted in the next.
         let within = step.timeline.iter().filter(|instant| instant.at_s < step.duration_s);
-        timeline.extend(within.map(|instant| Instant { at_s: start + instant.at_s, ..*instant }));
+        timeline.extend(
+            within.map(|instant| IntervalSummary { at_s: start + instant.at_s, ..*instant }),
+        );
         start += step.duration_s;
     }
     timeline

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::measured::Measured;
-use super::summary::Summary;
-use crate::output::{Column, Format, Listing};
+use super::results::LoadResults;
+use super::summary::LoadSummary;
+use crate::output::{Listing, ListingColumn, OutputFormat};
 
 /// Renders the report as tables.
-pub(super) fn render(measured: &Measured, summary: &Summary) -> String {
+pub(super) fn render(measured: &LoadResults, summary: &LoadSummary) -> String {
     let mut text = String::new();
     for target in &measured.plan.targets {
         append_line(&mut text, &target.name);
@@ -49,7 +49,7 @@ pub(super) fn format_share(count: u64, total: u64) -> String {
     format!("{:.2} %", count as f64 * 100.0 / total.max(1) as f64)
 }
 
-fn rate_table(summary: &Summary) -> Listing {
+fn rate_table(summary: &LoadSummary) -> Listing {
     let mut listing = Listing::new(if is_open(summary) { OPEN } else { CLOSED });
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
@@ -65,7 +65,7 @@ fn rate_table(summary: &Summary) -> Listing {
     listing
 }
 
-fn error_table(summary: &Summary) -> Listing {
+fn error_table(summary: &LoadSummary) -> Listing {
     let mut listing = Listing::new(ERRORS);
     for (kind, count) in &summary.errors_by_kind {
         listing.add_row([kind.clone(), count.to_string(), format_share(*count, summary.requests)]);
@@ -73,7 +73,7 @@ fn error_table(summary: &Summary) -> Listing {
     listing
 }
 
-fn status_table(summary: &Summary) -> Listing {
+fn status_table(summary: &LoadSummary) -> Listing {
     let mut listing = Listing::new(STATUSES);
     for (status, count) in &summary.statuses {
         listing.add_row([
@@ -85,7 +85,7 @@ fn status_table(summary: &Summary) -> Listing {
     listing
 }
 
-fn target_table(summary: &Summary) -> Listing {
+fn target_table(summary: &LoadSummary) -> Listing {
     let mut listing = Listing::new(TARGETS);
     for target in &summary.targets {
         let counts = [target.requests, target.errors].map(|count| count.to_string());
@@ -94,54 +94,63 @@ fn target_table(summary: &Summary) -> Listing {
     listing
 }
 
-fn is_open(summary: &Summary) -> bool {
+fn is_open(summary: &LoadSummary) -> bool {
     summary.rate.is_some() || !summary.steps.is_empty()
 }
 
 fn append_section(text: &mut String, listing: Listing) {
     append_line(text, "");
-    text.push_str(&listing.render(Format::Table));
+    text.push_str(&listing.render(OutputFormat::Table));
 }
 
 fn append_line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("writing to a String never fails");
 }
 
-const OPEN: &[Column] = &[
-    Column::always("rate"),
-    Column::always("requests"),
-    Column::always("throughput"),
-    Column::always("errors"),
-    Column::always("p50"),
-    Column::always("p90"),
-    Column::always("p95"),
-    Column::always("p99"),
-    Column::always("p99.9"),
-    Column::always("max"),
-    Column::always("own cpu"),
+const OPEN: &[ListingColumn] = &[
+    ListingColumn::always("rate"),
+    ListingColumn::always("requests"),
+    ListingColumn::always("throughput"),
+    ListingColumn::always("errors"),
+    ListingColumn::always("p50"),
+    ListingColumn::always("p90"),
+    ListingColumn::always("p95"),
+    ListingColumn::always("p99"),
+    ListingColumn::always("p99.9"),
+    ListingColumn::always("max"),
+    ListingColumn::always("own cpu"),
 ];
 
-const CLOSED: &[Column] = &[
-    Column::always("requests"),
-    Column::always("throughput"),
-    Column::always("errors"),
-    Column::always("p50"),
-    Column::always("p90"),
-    Column::always("p95"),
-    Column::always("p99"),
-    Column::always("p99.9"),
-    Column::always("max"),
-    Column::always("own cpu"),
+const CLOSED: &[ListingColumn] = &[
+    ListingColumn::always("requests"),
+    ListingColumn::always("throughput"),
+    ListingColumn::always("errors"),
+    ListingColumn::always("p50"),
+    ListingColumn::always("p90"),
+    ListingColumn::always("p95"),
+    ListingColumn::always("p99"),
+    ListingColumn::always("p99.9"),
+    ListingColumn::always("max"),
+    ListingColumn::always("own cpu"),
 ];
 
-const ERRORS: &[Column] =
-    &[Column::always("error"), Column::always("count"), Column::always("share")];
+const ERRORS: &[ListingColumn] = &[
+    ListingColumn::always("error"),
+    ListingColumn::always("count"),
+    ListingColumn::always("share"),
+];
 
-const STATUSES: &[Column] =
-    &[Column::always("status"), Column::always("count"), Column::always("share")];
+const STATUSES: &[ListingColumn] = &[
+    ListingColumn::always("status"),
+    ListingColumn::always("count"),
+    ListingColumn::always("share"),
+];
 
-const TARGETS: &[Column] =
-    &[Column::always("target"), Column::always("requests"), Column::always("errors")];
+const TARGETS: &[ListingColumn] = &[
+    ListingColumn::always("target"),
+    ListingColumn::always("requests"),
+    ListingColumn::always("errors"),
+];
 
 #[cfg(test)]
 mod tests {

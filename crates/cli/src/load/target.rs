@@ -13,7 +13,7 @@ pub(super) struct WeightedUrl {
     /// The URL as given, without the weight.
     pub(super) url: String,
     /// The address to connect to: a name or an address, and a port.
-    pub(super) authority: Authority,
+    pub(super) authority: UrlAuthority,
     /// The `Host` header, as in the URL.
     pub(super) host: String,
     /// The path, including the query.
@@ -23,7 +23,7 @@ pub(super) struct WeightedUrl {
 
 /// A name or an address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Authority {
+pub(super) struct UrlAuthority {
     name: String,
     port: u16,
 }
@@ -62,16 +62,16 @@ pub(super) fn parse_target(text: &str) -> Result<WeightedUrl, String> {
 }
 
 /// Parses `name:port`, `address:port` or `[address]:port`; port 80 by default.
-pub(super) fn parse_authority(text: &str) -> Option<Authority> {
+pub(super) fn parse_authority(text: &str) -> Option<UrlAuthority> {
     let (name, port) = match text.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => (name, port.parse().ok()?),
         _ => (text, HTTP_PORT),
     };
     let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    (!name.is_empty()).then(|| Authority { name: name.to_owned(), port })
+    (!name.is_empty()).then(|| UrlAuthority { name: name.to_owned(), port })
 }
 
-impl Authority {
+impl UrlAuthority {
     /// Resolves the address; of several, the first that accepts connections.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_it_cannot_ask() {
+    fn unsupported_urls_are_rejected() {
         for text in [
             "https://a/",
             "ftp://a/",
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_where_to_connect() {
+    fn the_address_of_a_url_is_resolved() {
         for (text, name, port) in [
             ("a", "a", 80),
             ("a:81", "a", 81),
@@ -165,7 +165,7 @@ mod tests {
             ("[::1]", "::1", 80),
             ("[::1]:81", "::1", 81),
         ] {
-            let expected = Authority { name: name.to_owned(), port };
+            let expected = UrlAuthority { name: name.to_owned(), port };
             assert_eq!(parse_authority(text), Some(expected), "{text}");
         }
         assert_eq!(parse_authority(":80"), None);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
-use super::report::{Report, Unread};
+use super::report::{IgnoredSetting, MigrationReport};
 use super::rewrite::rewrite;
 use super::{NAMESPACE, NOT_WHOLE, document, living};
 use crate::cluster;
@@ -13,7 +13,7 @@ use crate::output;
 
 /// Arguments of `leno migrate check`.
 #[derive(Debug, Args)]
-pub(super) struct CheckArgs {
+pub(super) struct MigrateCheckArgs {
     /// File or directory of YAML manifests; repeatable [default: the cluster of the current kubeconfig context]
     #[arg(short, long = "file", value_name = "PATH")]
     file: Vec<PathBuf>,
@@ -25,12 +25,12 @@ pub(super) struct CheckArgs {
     namespace: String,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: CheckFormat,
+    output: MigrateCheckFormat,
 }
 
 /// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum CheckFormat {
+enum MigrateCheckFormat {
     /// Text for people
     #[default]
     Text,
@@ -38,21 +38,21 @@ enum CheckFormat {
     Json,
 }
 
-impl CheckArgs {
+impl MigrateCheckArgs {
     /// Runs the check and prints the report.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let (documents, unread): (_, Vec<Unread>) = match self.file.is_empty() {
+        let (documents, unread): (_, Vec<IgnoredSetting>) = match self.file.is_empty() {
             false => (document::read(&self.file, &self.namespace)?, Vec::new()),
             true => cluster::run(async {
                 let client = cluster::connect_to_context(self.context.as_deref()).await?;
                 living::read(&client).await
             })?,
         };
-        let report = Report::from_fates(&documents, &rewrite(&documents, &self.namespace))
+        let report = MigrationReport::from_fates(&documents, &rewrite(&documents, &self.namespace))
             .with_unread(unread);
         match self.output {
-            CheckFormat::Text => output::print_text(&report.to_text())?,
-            CheckFormat::Json => output::print_json(&report.entries())?,
+            MigrateCheckFormat::Text => output::print_text(&report.to_text())?,
+            MigrateCheckFormat::Json => output::print_json(&report.entries())?,
         }
         Ok(if report.keeps_all() { ExitCode::SUCCESS } else { ExitCode::from(NOT_WHOLE) })
     }

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use leno_model::{Egress, Object};
-use leno_registry::{FileSource, Rejected, outline_document, read_str};
+use leno_registry::{FileSource, RejectedDocument, outline_document, read_str};
 
-use super::published::Item;
+use super::published::PublishedItem;
 use super::{mesh_config, published};
 use crate::output;
 
 /// One document.
-pub(super) struct Document {
+pub(super) struct SourceDocument {
     /// Its location, for people.
     pub(super) place: String,
     /// Its kind and name, for people.
@@ -22,29 +22,29 @@ pub(super) struct Document {
     pub(super) target: PathBuf,
     /// The original text, with the final newline.
     pub(super) text: String,
-    pub(super) found: Found,
+    pub(super) found: DocumentContent,
 }
 
 /// The source of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whence {
+pub(super) enum DocumentSource {
     File,
     /// Settings in a cluster stay in effect while they exist.
     Cluster,
 }
 
 /// The content of a document.
-pub(super) enum Found {
+pub(super) enum DocumentContent {
     /// An object that Leno reads.
     Object(Box<Object>),
     /// The settings of another mesh: its permissive traffic policy mode, its egress mode, and other settings in
     /// effect.
     Settings { permissive: bool, egress: Egress, others: Vec<String> },
     /// An item of Sermant's configuration center without a corresponding object.
-    Published(Item),
+    Published(PublishedItem),
     /// A document that Leno does not read: of another kind, or of another mesh with features that Leno lacks.
     Unread {
-        why: String,
+        reason: String,
         /// True if it may have denied or restricted access.
         may_keep_out: bool,
     },
@@ -52,25 +52,27 @@ pub(super) enum Found {
     Comments,
 }
 
-impl Document {
+impl SourceDocument {
     /// Returns the object, if Leno reads it.
     pub(super) fn object(&self) -> Option<&Object> {
         match &self.found {
-            Found::Object(object) => Some(object),
-            Found::Settings { .. }
-            | Found::Published(_)
-            | Found::Unread { .. }
-            | Found::Comments => None,
+            DocumentContent::Object(object) => Some(object),
+            DocumentContent::Settings { .. }
+            | DocumentContent::Published(_)
+            | DocumentContent::Unread { .. }
+            | DocumentContent::Comments => None,
         }
     }
 
     /// True if a dropped part may have denied or restricted access.
     pub(super) fn may_keep_out(&self) -> bool {
         match &self.found {
-            Found::Object(_) | Found::Comments => false,
-            Found::Published(item) => published::is_limit(item),
-            Found::Settings { others, .. } => others.iter().any(|it| it.contains(ASKS_ANOTHER)),
-            Found::Unread { may_keep_out, .. } => *may_keep_out,
+            DocumentContent::Object(_) | DocumentContent::Comments => false,
+            DocumentContent::Published(item) => published::is_limit(item),
+            DocumentContent::Settings { others, .. } => {
+                others.iter().any(|it| it.contains(ASKS_ANOTHER))
+            }
+            DocumentContent::Unread { may_keep_out, .. } => *may_keep_out,
         }
     }
 
@@ -79,8 +81,8 @@ impl Document {
     /// # Errors
     /// If Leno reads its kind and rejects the object.
     pub(super) fn of_cluster(text: &str) -> anyhow::Result<Option<Self>> {
-        let found =
-            read_one(Path::new(CLUSTER), 1, text, Whence::Cluster).map_err(anyhow::Error::msg)?;
+        let found = read_one(Path::new(CLUSTER), 1, text, DocumentSource::Cluster)
+            .map_err(anyhow::Error::msg)?;
         Ok(found.map(|(title, found)| Self {
             place: CLUSTER.to_owned(),
             title,
@@ -91,7 +93,7 @@ impl Document {
     }
 }
 
-impl fmt::Display for Document {
+impl fmt::Display for SourceDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.title, self.place)
     }
@@ -102,8 +104,8 @@ impl fmt::Display for Document {
 /// # Errors
 /// If a file cannot be read, two output files would have the same name, or a document of a native kind is
 /// rejected. Rejected documents of another mesh are reported as dropped instead.
-pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Document>> {
-    let mut reading = Reading::default();
+pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<SourceDocument>> {
+    let mut reading = DocumentReader::default();
     let mut targets: Vec<PathBuf> = Vec::new();
     for path in paths {
         for file in find_files(path)? {
@@ -130,20 +132,20 @@ pub(super) fn read(paths: &[PathBuf], namespace: &str) -> anyhow::Result<Vec<Doc
 ///
 /// # Errors
 /// As [`read`].
-pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<Document>> {
-    let mut reading = Reading::default();
+pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<SourceDocument>> {
+    let mut reading = DocumentReader::default();
     reading.read(Path::new("text"), Path::new("text"), text, namespace);
     reading.into_documents()
 }
 
 /// The documents of the files so far, and the problems.
 #[derive(Default)]
-struct Reading {
-    documents: Vec<Document>,
+struct DocumentReader {
+    documents: Vec<SourceDocument>,
     refused: Vec<String>,
 }
 
-impl Reading {
+impl DocumentReader {
     /// Reads one file; its documents go to the output file `target`.
     fn read(&mut self, file: &Path, target: &Path, text: &str, namespace: &str) {
         for (line, text) in split_documents(text) {
@@ -157,8 +159,8 @@ impl Reading {
                 self.refused.extend(bad.into_iter().filter_map(Result::err));
                 continue;
             }
-            match read_one(file, line, text, Whence::File) {
-                Ok(Some((title, found))) => self.documents.push(Document {
+            match read_one(file, line, text, DocumentSource::File) {
+                Ok(Some((title, found))) => self.documents.push(SourceDocument {
                     place,
                     title,
                     target: target.to_owned(),
@@ -171,12 +173,12 @@ impl Reading {
         }
     }
 
-    fn into_documents(self) -> anyhow::Result<Vec<Document>> {
+    fn into_documents(self) -> anyhow::Result<Vec<SourceDocument>> {
         let Self { documents, refused } = self;
         if !refused.is_empty() {
             bail!("correct these first; nothing was written:\n  {}", refused.join("\n  "));
         }
-        if documents.iter().all(|document| matches!(document.found, Found::Comments)) {
+        if documents.iter().all(|document| matches!(document.found, DocumentContent::Comments)) {
             bail!("no documents: set YAML files with -f");
         }
         Ok(documents)
@@ -185,12 +187,12 @@ impl Reading {
 
 /// Reads an item as a document at this location and of this file.
 fn read_item(
-    item: Item,
+    item: PublishedItem,
     namespace: &str,
     (place, target): &(String, PathBuf),
-) -> Result<Document, String> {
+) -> Result<SourceDocument, String> {
     let (title, text, found) = published::read(item, namespace)?;
-    Ok(Document { place: place.clone(), title, target: target.clone(), text, found })
+    Ok(SourceDocument { place: place.clone(), title, target: target.clone(), text, found })
 }
 
 /// Returns the files of a path, like every other command.
@@ -207,8 +209,8 @@ fn read_one(
     file: &Path,
     line: usize,
     text: &str,
-    whence: Whence,
-) -> Result<Option<(String, Found)>, String> {
+    whence: DocumentSource,
+) -> Result<Option<(String, DocumentContent)>, String> {
     let name = output::format_line(&file.display());
     let values = outline_document(text);
     let value = |path: &str| {
@@ -221,11 +223,11 @@ fn read_one(
     let (mut objects, rejected) = read_str(&name, text);
     if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {
         let title = object.object_key().to_string();
-        return Ok(Some((title, Found::Object(Box::new(object)))));
+        return Ok(Some((title, DocumentContent::Object(Box::new(object)))));
     }
     if rejected.is_empty() {
         let has_comment = text.lines().any(|line| line.trim_start().starts_with('#'));
-        return Ok(has_comment.then(|| ("comments".to_owned(), Found::Comments)));
+        return Ok(has_comment.then(|| ("comments".to_owned(), DocumentContent::Comments)));
     }
     let kind = value("kind").unwrap_or("document");
     let title = match (value("metadata.namespace"), value("metadata.name")) {
@@ -245,22 +247,22 @@ fn read_one(
     let may_keep_out = (is_foreign || is_below(group, ISTIO)) && !LETTING.contains(&kind);
     match (of_another_kind, is_foreign) {
         (true, _) => {
-            let problem = |refusal: &Rejected| {
+            let problem = |refusal: &RejectedDocument| {
                 let field = refusal.at.field.as_deref();
                 let field = field.filter(|_| refusal.problem.starts_with("is "));
                 let field = field.map(|field| format!("{field} ")).unwrap_or_default();
                 format!("{field}{}", refusal.problem)
             };
-            let why = rejected.first().map(problem).unwrap_or_default();
-            Ok(Some((title, Found::Unread { why, may_keep_out })))
+            let reason = rejected.first().map(problem).unwrap_or_default();
+            Ok(Some((title, DocumentContent::Unread { reason, may_keep_out })))
         }
         (false, true) => {
-            let why = rejected.iter().map(|refusal| {
+            let reason = rejected.iter().map(|refusal| {
                 let field = refusal.at.field.as_deref().unwrap_or("document");
                 format!("{field}: {}; {}", refusal.problem, refusal.hint)
             });
-            let why = why.collect::<Vec<_>>().join("; ");
-            Ok(Some((title, Found::Unread { why, may_keep_out })))
+            let reason = reason.collect::<Vec<_>>().join("; ");
+            Ok(Some((title, DocumentContent::Unread { reason, may_keep_out })))
         }
         (false, false) => {
             let shown = rejected.iter().map(|refusal| {
@@ -341,10 +343,10 @@ const CLUSTER: &str = "in the cluster";
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Whence, is_foreign, read_one, split_documents};
+    use super::{DocumentContent, DocumentSource, is_foreign, read_one, split_documents};
 
     #[test]
-    fn domains_of_other_meshes_are_known_with_all_below_them() {
+    fn domains_of_other_meshes_include_their_subdomains() {
         for foreign in ["openservicemesh.io", "policy.flomesh.io", "split.smi-spec.io"] {
             assert!(is_foreign(foreign), "{foreign}");
         }
@@ -354,13 +356,15 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_kept_out_by_what_only_ends_like_a_mesh() {
+    fn domains_that_merely_end_alike_are_not_of_another_mesh() {
         for (group, expected) in
             [("policy.flomesh.io", true), ("notflomesh.io", false), ("notistio.io", false)]
         {
             let text = format!("apiVersion: {group}/v1\nkind: Wall\nmetadata: {{name: a}}\n");
-            let found = read_one("f".as_ref(), 1, &text, Whence::File).unwrap();
-            let Some((_, Found::Unread { may_keep_out, .. })) = found else { panic!("{text}") };
+            let found = read_one("f".as_ref(), 1, &text, DocumentSource::File).unwrap();
+            let Some((_, DocumentContent::Unread { may_keep_out, .. })) = found else {
+                panic!("{text}")
+            };
             assert_eq!(may_keep_out, expected, "{group}");
         }
     }

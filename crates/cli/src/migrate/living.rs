@@ -12,8 +12,8 @@ use leno_kubernetes::words::{PREFIXES, is_read};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::document::{Document, is_foreign};
-use super::report::Unread;
+use super::document::{SourceDocument, is_foreign};
+use super::report::IgnoredSetting;
 use crate::cluster::format_api_error;
 use crate::yaml;
 
@@ -22,7 +22,9 @@ use crate::yaml;
 ///
 /// # Errors
 /// If the API server does not answer or rejects a request, or if an object of a native kind is rejected.
-pub(super) async fn read(client: &Client) -> anyhow::Result<(Vec<Document>, Vec<Unread>)> {
+pub(super) async fn read(
+    client: &Client,
+) -> anyhow::Result<(Vec<SourceDocument>, Vec<IgnoredSetting>)> {
     let discovered = Discovery::new(client.clone()).run().await;
     let discovered = discovered.map_err(|error| format_api_error(ApiError::from(error)))?;
     let mut documents = Vec::new();
@@ -76,7 +78,7 @@ fn to_document(
     object: DynamicObject,
     resource: &ApiResource,
     is_cluster_wide: bool,
-) -> anyhow::Result<Option<Document>> {
+) -> anyhow::Result<Option<SourceDocument>> {
     let DynamicObject { metadata, data, .. } = object;
     let mut written = serde_json::Map::new();
     written.insert("apiVersion".to_owned(), resource.api_version.clone().into());
@@ -90,11 +92,11 @@ fn to_document(
     if let Value::Object(rest) = data {
         written.extend(rest.into_iter().filter(|(key, _)| key != "status"));
     }
-    Document::of_cluster(&yaml::write(&Value::Object(written)))
+    SourceDocument::of_cluster(&yaml::write(&Value::Object(written)))
 }
 
 /// Lists the annotations and labels of other meshes, with their locations.
-async fn list_foreign_marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
+async fn list_foreign_marks(client: &Client) -> anyhow::Result<Vec<IgnoredSetting>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     collect_marks::<Namespace>(client, "Namespace", &mut found).await?;
     collect_marks::<Pod>(client, "Pod", &mut found).await?;
@@ -105,7 +107,7 @@ async fn list_foreign_marks(client: &Client) -> anyhow::Result<Vec<Unread>> {
             place.push_str(&format!(" and {more} more"));
         }
         let why = "unsupported; docs/kubernetes.md lists the supported annotations".to_owned();
-        Unread { object: mark, place, why }
+        IgnoredSetting { object: mark, place, reason: why }
     });
     Ok(unread.collect())
 }
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_that_are_read_are_no_loss() {
+    fn supported_annotations_are_not_reported_as_lost() {
         for read in [
             "openservicemesh.io/monitored-by",
             "flomesh.io/sidecar-injection",
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_adds_is_no_part_of_a_document() {
+    fn fields_added_by_the_api_server_are_ignored() {
         let object = serde_json::json!({
             "apiVersion": "policy.openservicemesh.io/v1alpha1", "kind": "Egress",
             "metadata": {

@@ -6,10 +6,10 @@ use leno_kubernetes::read::{
 use leno_model::Egress;
 use serde_json::{Value, json};
 
-use super::document::{Found, Whence};
+use super::document::{DocumentContent, DocumentSource};
 
 /// Reads the `MeshConfig` of another mesh from its flattened values; `None` if it is another kind.
-pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found> {
+pub(super) fn read(values: &[(String, String)], whence: DocumentSource) -> Option<DocumentContent> {
     let value = |path: &str| {
         let found = values.iter().find(|(known, _)| known == path);
         found.map(|(_, value)| value.as_str())
@@ -25,9 +25,9 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
     let unheeded = UNHEEDED.iter().map(|(field, hint)| (*field, (*hint).to_owned()));
     let lists = EXCLUSION_LISTS
         .iter()
-        .filter(|_| whence == Whence::File)
+        .filter(|_| whence == DocumentSource::File)
         .map(|(field, mark)| (*field, format!("annotate namespaces or pods with `{mark}`")));
-    let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| whence == Whence::File);
+    let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| whence == DocumentSource::File);
     let gateway = gateway.map(|(field, hint)| (field, hint.to_owned()));
     let switched_off = ALWAYS_ON
         .iter()
@@ -39,7 +39,7 @@ pub(super) fn read(values: &[(String, String)], whence: Whence) -> Option<Found>
         .filter(|(field, _)| is_enabled(values, field))
         .chain(switched_off)
         .map(|(field, hint)| format!("{field}: {hint}"));
-    Some(Found::Settings { permissive, egress, others: others.collect() })
+    Some(DocumentContent::Settings { permissive, egress, others: others.collect() })
 }
 
 /// True if a field, or a field below it, enables something.
@@ -71,13 +71,13 @@ const PERMISSIVE: &str = "spec.traffic.enablePermissiveTrafficPolicyMode";
 mod tests {
     use super::*;
 
-    fn lost_fields(spec: &str, whence: Whence) -> Vec<String> {
+    fn lost_fields(spec: &str, whence: DocumentSource) -> Vec<String> {
         let text = format!(
             "apiVersion: config.openservicemesh.io/v1alpha2\nkind: MeshConfig\n\
              metadata: {{name: osm-mesh-config}}\nspec: {spec}\n"
         );
         match read(&leno_registry::outline_document(&text).unwrap(), whence) {
-            Some(Found::Settings { others, .. }) => {
+            Some(DocumentContent::Settings { others, .. }) => {
                 let field = |it: &String| it.split(": ").next().unwrap().to_owned();
                 others.iter().map(field).collect()
             }
@@ -86,31 +86,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_off_is_no_loss() {
+    fn disabled_settings_are_not_reported_as_lost() {
         let spec = "{traffic: {inboundExternalAuthorization: {enable: false, timeout: 1s}, \
                     inboundPortExclusionList: [], useHTTPSIngress: false}, \
                     observability: {osmLogLevel: info, tracing: {enable: false, port: 9411}}, \
                     sidecar: {resources: {}, maxDataPlaneConnections: 0}, \
                     certificate: {certKeyBitSize: 2048}}";
-        assert_eq!(lost_fields(spec, Whence::File), [""; 0]);
+        assert_eq!(lost_fields(spec, DocumentSource::File), [""; 0]);
     }
 
     #[test]
-    fn what_is_followed_in_a_cluster_is_lost_in_files_alone() {
+    fn settings_supported_in_clusters_only_are_lost_in_files() {
         let spec = "{traffic: {inboundExternalAuthorization: {enable: true}, \
                     outboundPortExclusionList: [6379]}, sidecar: {cipherSuites: [A]}, \
                     certificate: {ingressGateway: {secret: {name: a, namespace: b}}}}";
         let both =
             ["spec.traffic.inboundExternalAuthorization.enable", "spec.sidecar.cipherSuites"];
-        assert_eq!(lost_fields(spec, Whence::Cluster), both);
+        assert_eq!(lost_fields(spec, DocumentSource::Cluster), both);
         let list = "spec.traffic.outboundPortExclusionList";
         let gateway = "spec.certificate.ingressGateway";
-        assert_eq!(lost_fields(spec, Whence::File), [both[0], both[1], list, gateway]);
+        assert_eq!(lost_fields(spec, DocumentSource::File), [both[0], both[1], list, gateway]);
     }
 
     #[test]
-    fn what_is_switched_off_and_holds_here_is_reported() {
+    fn disabled_settings_that_leno_always_enforces_are_reported() {
         let spec = "{featureFlags: {enableEgressPolicy: false, enableIngressBackendPolicy: true}}";
-        assert_eq!(lost_fields(spec, Whence::File), ["spec.featureFlags.enableEgressPolicy"]);
+        assert_eq!(
+            lost_fields(spec, DocumentSource::File),
+            ["spec.featureFlags.enableEgressPolicy"]
+        );
     }
 }

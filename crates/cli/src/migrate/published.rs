@@ -7,13 +7,13 @@ use leno_model::Object;
 use leno_registry::{outline_document, read_str};
 use serde_json::{Value, json};
 
-use super::document::Found;
-use super::rewrite::Fate;
+use super::document::DocumentContent;
+use super::rewrite::RewriteResult;
 use super::yaml;
 
 /// An item.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Item {
+pub(super) struct PublishedItem {
     /// Its key, such as `servicecomb.rateLimiting.checkout`.
     pub(super) key: String,
     /// Its content.
@@ -24,7 +24,7 @@ pub(super) struct Item {
 ///
 /// A document is a map from keys to contents, or any structure with the fields `key` and `value` (or
 /// `content`), as the API of ServiceComb KIE returns. Disabled items are ignored.
-pub(super) fn parse_items(text: &str) -> Vec<Item> {
+pub(super) fn parse_items(text: &str) -> Vec<PublishedItem> {
     let Some(values) = outline_document(text) else { return Vec::new() };
     if values.iter().any(|(path, _)| path == "apiVersion") {
         return Vec::new();
@@ -36,15 +36,15 @@ pub(super) fn parse_items(text: &str) -> Vec<Item> {
         let content =
             value(format!("{place}value")).or_else(|| value(format!("{place}content")))?;
         let is_off = value(format!("{place}status")).is_some_and(|(_, it)| it == "disabled");
-        (!is_off).then(|| Item { key: key.clone(), content: content.1.clone() })
+        (!is_off).then(|| PublishedItem { key: key.clone(), content: content.1.clone() })
     });
-    let listed: Vec<Item> = listed.collect();
+    let listed: Vec<PublishedItem> = listed.collect();
     if listed.is_empty() { by_line(text) } else { listed }
 }
 
 /// Returns the items of a map with keys at the start of lines.
-fn by_line(text: &str) -> Vec<Item> {
-    let mut items: Vec<Item> = Vec::new();
+fn by_line(text: &str) -> Vec<PublishedItem> {
+    let mut items: Vec<PublishedItem> = Vec::new();
     for line in text.lines() {
         let is_blank = line.trim().is_empty() || line.trim_start().starts_with('#');
         match items.last_mut() {
@@ -59,7 +59,7 @@ fn by_line(text: &str) -> Vec<Item> {
                 };
                 // A block scalar is read without its indicator.
                 let rest = rest.trim().trim_start_matches(['|', '>', '+', '-']);
-                items.push(Item { key: key.to_owned(), content: format!("{rest}\n") });
+                items.push(PublishedItem { key: key.to_owned(), content: format!("{rest}\n") });
             }
         }
     }
@@ -74,16 +74,23 @@ fn is_key(text: &str) -> bool {
 ///
 /// # Errors
 /// The problems, if it is a supported rule that is rejected.
-pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found), String> {
+pub(super) fn read(
+    item: PublishedItem,
+    namespace: &str,
+) -> Result<(String, String, DocumentContent), String> {
     let Some(wrapped) = wrap_item(&item, namespace) else {
         let title = format!("item {}", item.key);
-        return Ok((title, format!("{}:\n{}", item.key, item.content), Found::Published(item)));
+        return Ok((
+            title,
+            format!("{}:\n{}", item.key, item.content),
+            DocumentContent::Published(item),
+        ));
     };
     let text = yaml::write(&wrapped);
     let (mut objects, rejected) = read_str("item", &text);
     match (objects.pop(), rejected.is_empty()) {
         (Some((object, _)), true) => {
-            Ok((object.object_key().to_string(), text, Found::Object(Box::new(object))))
+            Ok((object.object_key().to_string(), text, DocumentContent::Object(Box::new(object))))
         }
         _ => {
             let reported = rejected.iter().map(|refusal| {
@@ -96,7 +103,7 @@ pub(super) fn read(item: Item, namespace: &str) -> Result<(String, String, Found
 }
 
 /// Returns the object that wraps an item, if Leno reads the item unchanged.
-fn wrap_item(item: &Item, namespace: &str) -> Option<Value> {
+fn wrap_item(item: &PublishedItem, namespace: &str) -> Option<Value> {
     let routes = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
     let is_route = routes.iter().any(|known| {
         let rest = item.key.strip_prefix(known);
@@ -136,30 +143,34 @@ fn name_of(text: &str) -> String {
 
 /// Converts an item about traffic; items of one scene belong together.
 pub(super) fn convert_item(
-    items: &[&Item],
+    items: &[&PublishedItem],
     objects: &[&Object],
-    item: &Item,
+    item: &PublishedItem,
     namespace: &str,
-) -> Fate {
+) -> RewriteResult {
     if let Some(why) = rule::of_another_switch(&item.key) {
-        return Fate::Lost(why);
+        return RewriteResult::Lost(why);
     }
     let Some((family, scope)) = split_key(item) else {
-        return Fate::Lost("unknown key, and without a scene".to_owned());
+        return RewriteResult::Lost("unknown key, and without a scene".to_owned());
     };
     let of_scope = || items.iter().filter(|it| split_key(it).is_some_and(|(_, it)| it == scope));
     if family == "matchGroup" {
         let others = of_scope().filter(|it| it.key != item.key);
         let mut fates = others.map(|it| convert_item(items, objects, it, namespace));
-        return match fates.any(|it| matches!(it, Fate::Nearly(..) | Fate::Rewritten(_))) {
-            true => Fate::Dropped("its conditions are part of the converted rules of its scene"),
-            false => Fate::Lost("no rule of its scene is converted".to_owned()),
+        return match fates
+            .any(|it| matches!(it, RewriteResult::Nearly(..) | RewriteResult::Rewritten(_)))
+        {
+            true => RewriteResult::Dropped(
+                "its conditions are part of the converted rules of its scene",
+            ),
+            false => RewriteResult::Lost("no rule of its scene is converted".to_owned()),
         };
     }
     let Some(matches) = of_scope().find(|it| it.key == format!("servicecomb.matchGroup.{scope}"))
     else {
         let why = format!("no servicecomb.matchGroup.{scope}, so that it applies to no requests");
-        return Fate::Lost(why);
+        return RewriteResult::Lost(why);
     };
     let written = group::read(&matches.content)
         .map_err(|why| format!("{}: {why}", matches.key))
@@ -168,16 +179,16 @@ pub(super) fn convert_item(
         })
         .and_then(|written| reject_conflict(items, objects, item, written));
     match written {
-        Ok((object, difference)) => Fate::Nearly(vec![object], vec![difference]),
-        Err(why) => Fate::Lost(why),
+        Ok((object, difference)) => RewriteResult::Nearly(vec![object], vec![difference]),
+        Err(why) => RewriteResult::Lost(why),
     }
 }
 
 /// Rejects a second policy of one kind for a service, as only one of them applies.
 fn reject_conflict(
-    items: &[&Item],
+    items: &[&PublishedItem],
     objects: &[&Object],
-    item: &Item,
+    item: &PublishedItem,
     written: (Value, &'static str),
 ) -> Result<(Value, &'static str), String> {
     let kind = written.0["kind"].as_str().unwrap_or_default();
@@ -202,12 +213,12 @@ fn reject_conflict(
 }
 
 /// Splits a key into family and scene.
-fn split_key(item: &Item) -> Option<(&str, &str)> {
+fn split_key(item: &PublishedItem) -> Option<(&str, &str)> {
     item.key.strip_prefix("servicecomb.")?.split_once('.')
 }
 
 /// True if an item is a rule that limits incoming requests.
-pub(super) fn is_limit(item: &Item) -> bool {
+pub(super) fn is_limit(item: &PublishedItem) -> bool {
     split_key(item).is_some_and(|(family, _)| LIMITING.contains(&family))
 }
 
@@ -217,11 +228,12 @@ const REMOVAL: &str = "sermant.removal.config";
 
 #[cfg(test)]
 mod tests {
-    use super::{Item, name_of, parse_items};
+    use super::{PublishedItem, name_of, parse_items};
 
     #[test]
-    fn items_are_found_as_they_lie() {
-        let item = |key: &str, content: &str| Item { key: key.into(), content: content.into() };
+    fn items_are_found_in_their_layout() {
+        let item =
+            |key: &str, content: &str| PublishedItem { key: key.into(), content: content.into() };
         let rate = "servicecomb.rateLimiting.a";
         for (text, expected) in [
             (

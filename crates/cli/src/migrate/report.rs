@@ -4,18 +4,18 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::document::{Document, Found};
-use super::rewrite::Fate;
+use super::document::{DocumentContent, SourceDocument};
+use super::rewrite::RewriteResult;
 use crate::yaml;
 
 /// The outcome of one document, or of settings next to its rules.
 #[derive(Debug, Serialize)]
-pub(super) struct Entry {
+pub(super) struct ReportEntry {
     /// Kind and name.
     object: String,
     /// Its location.
     location: String,
-    outcome: Outcome,
+    outcome: DocumentOutcome,
     /// The equivalent objects.
     replacements: Vec<String>,
     /// The reasons for the outcome, or the differences.
@@ -27,7 +27,7 @@ pub(super) struct Entry {
 /// The outcome of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Outcome {
+enum DocumentOutcome {
     /// It is already native, or of the Gateway API.
     Native,
     /// Converted to equivalent objects.
@@ -43,16 +43,16 @@ enum Outcome {
 }
 
 /// The outcomes of all documents.
-pub(super) struct Report(Vec<Entry>);
+pub(super) struct MigrationReport(Vec<ReportEntry>);
 
-impl Report {
-    pub(super) fn from_fates(documents: &[Document], fates: &[Fate]) -> Self {
+impl MigrationReport {
+    pub(super) fn from_fates(documents: &[SourceDocument], fates: &[RewriteResult]) -> Self {
         let mut entries = Vec::new();
         for (document, fate) in documents.iter().zip(fates) {
-            if matches!(document.found, Found::Comments) {
+            if matches!(document.found, DocumentContent::Comments) {
                 continue;
             }
-            let entry = |outcome, replacements, reasons| Entry {
+            let entry = |outcome, replacements, reasons| ReportEntry {
                 object: document.title.clone(),
                 location: document.place.clone(),
                 outcome,
@@ -62,27 +62,34 @@ impl Report {
             };
             let names =
                 |objects: &[serde_json::Value]| objects.iter().map(yaml::object_name).collect();
-            let one = |why: &str| vec![why.to_owned()];
+            let one = |reason: &str| vec![reason.to_owned()];
             entries.push(match fate {
-                Fate::Native => entry(Outcome::Native, Vec::new(), Vec::new()),
-                Fate::Rewritten(objects) => entry(Outcome::Rewritten, names(objects), Vec::new()),
-                Fate::Nearly(objects, differences) => {
-                    let differences = differences.iter().map(|it| (*it).to_owned()).collect();
-                    entry(Outcome::Changed, names(objects), differences)
+                RewriteResult::Native => entry(DocumentOutcome::Native, Vec::new(), Vec::new()),
+                RewriteResult::Rewritten(objects) => {
+                    entry(DocumentOutcome::Rewritten, names(objects), Vec::new())
                 }
-                Fate::Dropped(why) => entry(Outcome::NotNeeded, Vec::new(), one(why)),
-                Fate::Left(why) => entry(Outcome::Unchanged, Vec::new(), one(why)),
-                Fate::Lost(why) => Entry {
+                RewriteResult::Nearly(objects, differences) => {
+                    let differences = differences.iter().map(|it| (*it).to_owned()).collect();
+                    entry(DocumentOutcome::Changed, names(objects), differences)
+                }
+                RewriteResult::Dropped(reason) => {
+                    entry(DocumentOutcome::NotNeeded, Vec::new(), one(reason))
+                }
+                RewriteResult::Left(reason) => {
+                    entry(DocumentOutcome::Unchanged, Vec::new(), one(reason))
+                }
+                RewriteResult::Lost(reason) => ReportEntry {
                     widens: document.may_keep_out(),
-                    ..entry(Outcome::Dropped, Vec::new(), one(why))
+                    ..entry(DocumentOutcome::Dropped, Vec::new(), one(reason))
                 },
             });
-            if let (Found::Settings { others, .. }, Fate::Rewritten(_)) = (&document.found, fate)
+            if let (DocumentContent::Settings { others, .. }, RewriteResult::Rewritten(_)) =
+                (&document.found, fate)
                 && !others.is_empty()
             {
-                entries.push(Entry {
+                entries.push(ReportEntry {
                     widens: document.may_keep_out(),
-                    ..entry(Outcome::Dropped, Vec::new(), others.clone())
+                    ..entry(DocumentOutcome::Dropped, Vec::new(), others.clone())
                 });
             }
         }
@@ -90,41 +97,44 @@ impl Report {
     }
 
     /// Adds findings outside documents.
-    pub(super) fn with_unread(mut self, unread: Vec<Unread>) -> Self {
-        self.0.extend(unread.into_iter().map(|Unread { object, place, why }| Entry {
-            object,
-            location: place,
-            outcome: Outcome::Dropped,
-            replacements: Vec::new(),
-            reasons: vec![why],
-            widens: false,
+    pub(super) fn with_unread(mut self, unread: Vec<IgnoredSetting>) -> Self {
+        self.0.extend(unread.into_iter().map(|IgnoredSetting { object, place, reason }| {
+            ReportEntry {
+                object,
+                location: place,
+                outcome: DocumentOutcome::Dropped,
+                replacements: Vec::new(),
+                reasons: vec![reason],
+                widens: false,
+            }
         }));
         self
     }
 
     /// True if no foreign rule remains, and no rule is changed or dropped.
     pub(super) fn is_whole(&self) -> bool {
-        let whole = [Outcome::Native, Outcome::Rewritten, Outcome::NotNeeded];
+        let whole =
+            [DocumentOutcome::Native, DocumentOutcome::Rewritten, DocumentOutcome::NotNeeded];
         self.0.iter().all(|entry| whole.contains(&entry.outcome))
     }
 
     /// True if no rule is dropped.
     pub(super) fn keeps_all(&self) -> bool {
-        self.count_outcome(Outcome::Dropped) == 0
+        self.count_outcome(DocumentOutcome::Dropped) == 0
     }
 
     /// Returns the entries, for programs.
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[ReportEntry] {
         &self.0
     }
 
-    fn count_outcome(&self, outcome: Outcome) -> usize {
+    fn count_outcome(&self, outcome: DocumentOutcome) -> usize {
         self.0.iter().filter(|entry| entry.outcome == outcome).count()
     }
 
     /// Formats the report for people, identical before and after the files are written.
     pub(super) fn to_text(&self) -> String {
-        let changed = self.count_outcome(Outcome::Changed);
+        let changed = self.count_outcome(DocumentOutcome::Changed);
         let but = match changed {
             0 => String::new(),
             1 => " (1 differs in rare cases)".to_owned(),
@@ -138,32 +148,34 @@ impl Report {
         }
         text.push_str(&format!(
             "{} native already, {} rewritten{but}, {} not needed, {} unchanged, {} dropped\n",
-            self.count_outcome(Outcome::Native),
-            self.count_outcome(Outcome::Rewritten) + changed,
-            self.count_outcome(Outcome::NotNeeded),
-            self.count_outcome(Outcome::Unchanged),
-            self.count_outcome(Outcome::Dropped),
+            self.count_outcome(DocumentOutcome::Native),
+            self.count_outcome(DocumentOutcome::Rewritten) + changed,
+            self.count_outcome(DocumentOutcome::NotNeeded),
+            self.count_outcome(DocumentOutcome::Unchanged),
+            self.count_outcome(DocumentOutcome::Dropped),
         ));
         text
     }
 }
 
-impl Entry {
+impl ReportEntry {
     /// Returns the line of a document that is not native.
     fn report_line(&self) -> Option<String> {
-        let (replacements, why) = (self.replacements.join(" and "), self.reasons.join("; "));
+        let (replacements, reason) = (self.replacements.join(" and "), self.reasons.join("; "));
         Some(match self.outcome {
-            Outcome::Native => return None,
-            Outcome::Rewritten => format!("rewritten: {self} is {replacements}"),
-            Outcome::Changed => format!("rewritten: {self} is {replacements}, but: {why}"),
-            Outcome::NotNeeded => format!("not needed: {self}: {why}"),
-            Outcome::Unchanged => format!("unchanged: {self}: {why}"),
-            Outcome::Dropped => format!("dropped: {self}: {why}"),
+            DocumentOutcome::Native => return None,
+            DocumentOutcome::Rewritten => format!("rewritten: {self} is {replacements}"),
+            DocumentOutcome::Changed => {
+                format!("rewritten: {self} is {replacements}, but: {reason}")
+            }
+            DocumentOutcome::NotNeeded => format!("not needed: {self}: {reason}"),
+            DocumentOutcome::Unchanged => format!("unchanged: {self}: {reason}"),
+            DocumentOutcome::Dropped => format!("dropped: {self}: {reason}"),
         })
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for ReportEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { object, location, .. } = self;
         write!(f, "{object} ({location})")
@@ -171,10 +183,10 @@ impl fmt::Display for Entry {
 }
 
 /// A foreign setting outside documents that Leno ignores.
-pub(super) struct Unread {
+pub(super) struct IgnoredSetting {
     pub(super) object: String,
     pub(super) place: String,
-    pub(super) why: String,
+    pub(super) reason: String,
 }
 
 /// The note on a dropped part that may have denied or restricted access.

@@ -9,13 +9,13 @@ use leno_model::{
 use leno_registry::read_str;
 use serde_json::Value;
 
-use super::document::{Document, Found};
-use super::published::Item;
-use super::sermant::Native;
+use super::document::{DocumentContent, SourceDocument};
+use super::published::PublishedItem;
+use super::sermant::NativeEquivalent;
 use super::{access, mesh_config, published, sermant, setting, split, yaml};
 
 /// The outcome of a document.
-pub(super) enum Fate {
+pub(super) enum RewriteResult {
     /// It is already native, or of the Gateway API.
     Native,
     /// It is replaced by these equivalent objects.
@@ -31,36 +31,38 @@ pub(super) enum Fate {
 }
 
 /// Decides the outcome of every document, in order.
-pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
-    let objects: Vec<&Object> = documents.iter().filter_map(Document::object).collect();
+pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<RewriteResult> {
+    let objects: Vec<&Object> = documents.iter().filter_map(SourceDocument::object).collect();
     let items = documents.iter().filter_map(|document| match &document.found {
-        Found::Published(item) => Some(item),
+        DocumentContent::Published(item) => Some(item),
         _ => None,
     });
-    let items: Vec<&Item> = items.collect();
+    let items: Vec<&PublishedItem> = items.collect();
     let mut has_config = objects.iter().any(|object| matches!(object, Object::MeshConfig(_)));
-    let mut fates: Vec<Fate> = documents
+    let mut fates: Vec<RewriteResult> = documents
         .iter()
         .map(|document| match &document.found {
-            Found::Object(object) => of_object(&objects, object),
-            Found::Settings { .. } if has_config => {
-                Fate::Lost("a MeshConfig exists already".to_owned())
+            DocumentContent::Object(object) => of_object(&objects, object),
+            DocumentContent::Settings { .. } if has_config => {
+                RewriteResult::Lost("a MeshConfig exists already".to_owned())
             }
-            Found::Settings { permissive, egress, .. } => {
+            DocumentContent::Settings { permissive, egress, .. } => {
                 has_config = true;
-                Fate::Rewritten(vec![mesh_config::native_config(*permissive, *egress)])
+                RewriteResult::Rewritten(vec![mesh_config::native_config(*permissive, *egress)])
             }
-            Found::Published(item) => {
+            DocumentContent::Published(item) => {
                 match published::convert_item(&items, &objects, item, namespace) {
-                    Fate::Nearly(objects, differences) => match validate_converted(&objects) {
-                        Ok(()) => Fate::Nearly(objects, differences),
-                        Err(why) => Fate::Lost(why),
-                    },
+                    RewriteResult::Nearly(objects, differences) => {
+                        match validate_converted(&objects) {
+                            Ok(()) => RewriteResult::Nearly(objects, differences),
+                            Err(why) => RewriteResult::Lost(why),
+                        }
+                    }
                     fate => fate,
                 }
             }
-            Found::Unread { why, .. } => Fate::Lost(why.clone()),
-            Found::Comments => Fate::Native,
+            DocumentContent::Unread { reason, .. } => RewriteResult::Lost(reason.clone()),
+            DocumentContent::Comments => RewriteResult::Native,
         })
         .collect();
     leave_what_meets(documents, &mut fates);
@@ -69,14 +71,14 @@ pub(super) fn rewrite(documents: &[Document], namespace: &str) -> Vec<Fate> {
     fates
 }
 
-fn of_object(objects: &[&Object], object: &Object) -> Fate {
+fn of_object(objects: &[&Object], object: &Object) -> RewriteResult {
     let outcome = match object {
         Object::TrafficTarget(target) => access::convert_target(objects, target).map(|it| vec![it]),
         Object::TrafficSplit(split) => split::convert_split(objects, split),
         // Their content is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
             // Corrected below, for references from unconverted documents.
-            return Fate::Dropped(
+            return RewriteResult::Dropped(
                 "its rules are part of the policies that referenced it, or no policy \
                 referenced it",
             );
@@ -86,13 +88,13 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
             None if policy.name.kind == ServicePolicyKind::SermantRemoval => {
                 Err("an OutlierDetection has another algorithm: write one manually".to_owned())
             }
-            None => return Fate::Native,
+            None => return RewriteResult::Native,
         },
         Object::SermantRouteRule(item) => match sermant::convert_item(objects, item) {
-            Ok(Native { objects, differences }) if !differences.is_empty() => {
+            Ok(NativeEquivalent { objects, differences }) if !differences.is_empty() => {
                 return match validate_converted(&objects) {
-                    Ok(()) => Fate::Nearly(objects, differences),
-                    Err(why) => Fate::Left(why),
+                    Ok(()) => RewriteResult::Nearly(objects, differences),
+                    Err(why) => RewriteResult::Left(why),
                 };
             }
             outcome => outcome.map(|native| native.objects),
@@ -100,11 +102,11 @@ fn of_object(objects: &[&Object], object: &Object) -> Fate {
         Object::Ingress(_) | Object::Egress(_) | Object::Retry(_) | Object::AccessCert(_) => {
             Err("it has no native equivalent, and is supported unchanged".to_owned())
         }
-        _ => return Fate::Native,
+        _ => return RewriteResult::Native,
     };
     match outcome.and_then(|written| validate_converted(&written).map(|()| written)) {
-        Ok(written) => Fate::Rewritten(written),
-        Err(why) => Fate::Left(why),
+        Ok(written) => RewriteResult::Rewritten(written),
+        Err(why) => RewriteResult::Left(why),
     }
 }
 
@@ -121,20 +123,23 @@ fn validate_converted(written: &[Value]) -> Result<(), String> {
 }
 
 /// Avoids duplicate names of one kind: the document that would be the second stays.
-fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
+fn leave_what_meets(documents: &[SourceDocument], fates: &mut [RewriteResult]) {
     let kept = documents.iter().zip(fates.iter());
-    let kept = kept.filter(|(_, fate)| matches!(fate, Fate::Native | Fate::Left(_)));
+    let kept =
+        kept.filter(|(_, fate)| matches!(fate, RewriteResult::Native | RewriteResult::Left(_)));
     let mut taken: BTreeSet<String> =
         kept.filter_map(|(it, _)| Some(it.object()?.object_key().to_string())).collect();
     for (document, fate) in documents.iter().zip(fates) {
-        let (Fate::Rewritten(objects) | Fate::Nearly(objects, _)) = &*fate else { continue };
+        let (RewriteResult::Rewritten(objects) | RewriteResult::Nearly(objects, _)) = &*fate else {
+            continue;
+        };
         let names: Vec<String> = objects.iter().map(yaml::object_name).collect();
         match names.iter().find(|name| taken.contains(*name)) {
             Some(name) => {
                 let why = format!("it would become a second {name}");
                 // An item without an object cannot stay.
-                let stays = !matches!(document.found, Found::Published(_));
-                *fate = if stays { Fate::Left(why) } else { Fate::Lost(why) };
+                let stays = !matches!(document.found, DocumentContent::Published(_));
+                *fate = if stays { RewriteResult::Left(why) } else { RewriteResult::Lost(why) };
             }
             None => taken.extend(names),
         }
@@ -142,10 +147,11 @@ fn leave_what_meets(documents: &[Document], fates: &mut [Fate]) {
 }
 
 /// Keeps groups and routes while a remaining document references them.
-fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
+fn leave_what_is_used(documents: &[SourceDocument], fates: &mut [RewriteResult]) {
     let left = || {
         let both = documents.iter().zip(fates.iter());
-        both.filter(|(_, fate)| matches!(fate, Fate::Left(_))).filter_map(|(it, _)| it.object())
+        both.filter(|(_, fate)| matches!(fate, RewriteResult::Left(_)))
+            .filter_map(|(it, _)| it.object())
     };
     let groups: Vec<RouteGroupName> = left().flat_map(referenced_groups).collect();
     let routes: Vec<TcpRouteName> = left().flat_map(referenced_routes).collect();
@@ -156,18 +162,18 @@ fn leave_what_is_used(documents: &[Document], fates: &mut [Fate]) {
             _ => false,
         };
         if is_used {
-            *fate = Fate::Left("an unchanged document references it".to_owned());
+            *fate = RewriteResult::Left("an unchanged document references it".to_owned());
         }
     }
 }
 
 /// Drops groups and routes that only dropped documents may reference: the references of such documents are
 /// unknown.
-fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
-    if !documents.iter().any(|document| matches!(document.found, Found::Unread { .. })) {
+fn lose_what_may_be_used(documents: &[SourceDocument], fates: &mut [RewriteResult]) {
+    if !documents.iter().any(|document| matches!(document.found, DocumentContent::Unread { .. })) {
         return;
     }
-    let read = || documents.iter().filter_map(Document::object);
+    let read = || documents.iter().filter_map(SourceDocument::object);
     let groups: Vec<RouteGroupName> = read().flat_map(referenced_groups).collect();
     let routes: Vec<TcpRouteName> = read().flat_map(referenced_routes).collect();
     for (document, fate) in documents.iter().zip(fates) {
@@ -177,7 +183,7 @@ fn lose_what_may_be_used(documents: &[Document], fates: &mut [Fate]) {
             _ => continue,
         };
         if !is_used {
-            *fate = Fate::Lost("only dropped documents may have referenced it".to_owned());
+            *fate = RewriteResult::Lost("only dropped documents may have referenced it".to_owned());
         }
     }
 }

@@ -8,18 +8,21 @@ use leno_model::{
 };
 use serde_json::{Value, json};
 
-use self::native::{Differences, convert_lanes, convert_rules};
+use self::native::{DecisionDifferences, convert_lanes, convert_rules};
 use self::write::{lane_rule, write_fallbacks, write_preference, write_rule};
 
 /// The equivalent objects, and their remaining differences.
-pub(super) struct Native {
+pub(super) struct NativeEquivalent {
     pub(super) objects: Vec<Value>,
     pub(super) differences: Vec<&'static str>,
 }
 
 /// Converts to `TagRoute`s and `Lane`s, or returns the reason why their meaning would differ.
-pub(super) fn convert_item(objects: &[&Object], item: &SermantRouteRule) -> Result<Native, String> {
-    let mut differences = Differences::default();
+pub(super) fn convert_item(
+    objects: &[&Object],
+    item: &SermantRouteRule,
+) -> Result<NativeEquivalent, String> {
+    let mut differences = DecisionDifferences::default();
     let mut written = Vec::new();
     for (scope, SermantRules { rules: found, lanes: marks }) in &item.entries {
         if let Some(conflict) = find_conflict(objects, item, scope) {
@@ -50,7 +53,7 @@ pub(super) fn convert_item(objects: &[&Object], item: &SermantRouteRule) -> Resu
     if written.is_empty() {
         return Err("none of its rules can apply".to_owned());
     }
-    Ok(Native { objects: written, differences: differences.into_sentences() })
+    Ok(NativeEquivalent { objects: written, differences: differences.into_sentences() })
 }
 
 fn tag_route(scope: &TagScope, found: &TagRules) -> Result<Value, String> {

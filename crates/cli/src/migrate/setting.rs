@@ -1,8 +1,9 @@
 //! Conversion of an `UpstreamTrafficSetting` to a `CircuitBreaker` and a `RateLimit`.
 
 use leno_model::{
-    CircuitBreaker, FixedResponse, Object, PathMatch, PolicyScope, Rate, RateLimitKey, RateLimits,
-    RateRule, ServicePolicy, ServicePolicyKind, ServiceRule, TooMany, Trip, WarmUp,
+    CircuitBreaker, FailureThreshold, FixedResponse, Object, PathMatch, PolicyScope, Rate,
+    RateLimitKey, RateLimits, RateRule, ServicePolicy, ServicePolicyKind, ServiceRule, SlowStart,
+    TripConditions,
 };
 use serde_json::{Map, Value, json};
 
@@ -21,7 +22,7 @@ pub(super) fn convert_policy(
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>
         {
-            Some(convert_warm_up(objects, policy, rule.warm_up))
+            Some(convert_warm_up(objects, policy, rule.slow_start))
         }
         _ => None,
     }
@@ -31,7 +32,7 @@ pub(super) fn convert_policy(
 fn convert_warm_up(
     objects: &[&Object],
     policy: &ServicePolicy,
-    warm_up: Option<WarmUp>,
+    warm_up: Option<SlowStart>,
 ) -> Result<Vec<Value>, String> {
     let name = &policy.name;
     let conflict = objects.iter().find(|object| match object {
@@ -47,7 +48,7 @@ fn convert_warm_up(
             conflict.object_key()
         ));
     }
-    let Some(WarmUp { time, percent_min }) = warm_up else {
+    let Some(SlowStart { time, percent_min }) = warm_up else {
         return Err("it is disabled: remove it".to_owned());
     };
     Ok(vec![json!({
@@ -155,7 +156,7 @@ fn circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, 
     Ok(spec)
 }
 
-fn trip_spec(trip: &Trip) -> Result<Map<String, Value>, String> {
+fn trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> {
     let mut terms = Map::new();
     terms.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
     terms.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
@@ -178,15 +179,15 @@ fn trip_spec(trip: &Trip) -> Result<Map<String, Value>, String> {
 }
 
 /// Converts a ratio to whole percent.
-fn whole_percent(too_many: TooMany) -> Result<Option<u32>, String> {
+fn whole_percent(too_many: FailureThreshold) -> Result<Option<u32>, String> {
     match too_many {
-        TooMany { number: Some(_), .. } => {
+        FailureThreshold { number: Some(_), .. } => {
             Err("a circuit opens at a number of failures, natively only at a percentage".to_owned())
         }
-        TooMany { share_ppm: Some(ppm), number: None } if ppm % 10_000 != 0 => {
+        FailureThreshold { share_ppm: Some(ppm), number: None } if ppm % 10_000 != 0 => {
             Err("a ratio is not a whole percentage".to_owned())
         }
-        TooMany { share_ppm, number: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
+        FailureThreshold { share_ppm, number: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
     }
 }
 

@@ -3,15 +3,15 @@
 use std::ffi::OsString;
 
 use clap::{Args, ValueEnum};
-use leno_model::{AccessLog, LogForm, LogTemplate, Sampling};
-use leno_proxy::LogChoice;
+use leno_model::{AccessLog, LogFormat, LogTemplate, Sampling};
+use leno_proxy::AccessLogSource;
 
 /// The access log on standard output: enabled state, format and sampling.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct AccessLogArgs {
     /// Access log on standard output; `mesh`: as in `spec.accessLog` of the MeshConfig
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = Format::Mesh)]
-    access_log: Format,
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = AccessLogFormat::Mesh)]
+    access_log: AccessLogFormat,
     /// Line format, with field names in braces [default: JSON]
     #[arg(long, value_name = "TEXT", value_parser = LogTemplate::parse)]
     access_log_template: Option<LogTemplate>,
@@ -22,7 +22,7 @@ pub(crate) struct AccessLogArgs {
 
 /// The access log format, as an option.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum AccessLogFormat {
     /// Use the MeshConfig
     #[default]
     Mesh,
@@ -32,7 +32,7 @@ enum Format {
     Json,
 }
 
-impl Format {
+impl AccessLogFormat {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Mesh => "mesh",
@@ -44,19 +44,21 @@ impl Format {
 
 impl AccessLogArgs {
     /// Returns the choice for a sidecar; a template or a share alone enables the log.
-    pub(crate) fn log_choice(&self) -> LogChoice {
+    pub(crate) fn log_choice(&self) -> AccessLogSource {
         let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
         let is_asked = template.is_some() || sampling.is_some();
         match self.access_log {
-            Format::Off => LogChoice::Own(None),
-            Format::Mesh if !is_asked => LogChoice::Mesh,
-            Format::Mesh | Format::Json => LogChoice::Own(Some(AccessLog {
-                sampling: sampling.unwrap_or(Sampling::ALL),
-                errors: true,
-                form: template.clone().map_or(LogForm::Json, LogForm::Template),
-                // The log of the command line goes to standard output alone, never to a collector.
-                collector: None,
-            })),
+            AccessLogFormat::Off => AccessLogSource::Own(None),
+            AccessLogFormat::Mesh if !is_asked => AccessLogSource::Mesh,
+            AccessLogFormat::Mesh | AccessLogFormat::Json => {
+                AccessLogSource::Own(Some(AccessLog {
+                    sampling: sampling.unwrap_or(Sampling::ALL),
+                    errors: true,
+                    format: template.clone().map_or(LogFormat::Json, LogFormat::Template),
+                    // The log of the command line goes to standard output alone, never to a collector.
+                    collector: None,
+                }))
+            }
         }
     }
 
@@ -82,13 +84,13 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         log: AccessLogArgs,
     }
 
     #[test]
-    fn a_supervised_sidecar_is_reported_the_same() {
+    fn a_supervised_sidecar_gets_the_same_options() {
         for words in [
             &[][..],
             &["--access-log=off"],
@@ -96,14 +98,14 @@ mod tests {
             &["--access-log-sampling=0.5%"],
             &["--access-log-template={method} {path}", "--access-log-sampling=10%"],
         ] {
-            let line = Line::try_parse_from([&["proxy"], words].concat()).unwrap();
+            let line = CommandLine::try_parse_from([&["proxy"], words].concat()).unwrap();
             let options = line.log.to_arguments();
             let again = std::iter::once("proxy".into()).chain(options);
-            let again = Line::try_parse_from(again).unwrap();
+            let again = CommandLine::try_parse_from(again).unwrap();
             assert_eq!(again.log.log_choice(), line.log.log_choice(), "{words:?}");
         }
         for bad in ["--access-log-sampling=2", "--access-log-template={x}", "--access-log=on"] {
-            assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
+            assert!(CommandLine::try_parse_from(["proxy", bad]).is_err(), "{bad}");
         }
     }
 }

@@ -67,7 +67,7 @@ impl MemberArgs {
             }
             None => None,
         };
-        let known = Known::find_known(&state, self.token_file.as_deref(), &workload)?;
+        let known = KnownMesh::find_known(&state, self.token_file.as_deref(), &workload)?;
         let trust_domain = self.trust_domain.or(known.trust_domain).with_context(|| {
             let problem = known.problem.as_ref();
             let problem = problem.map(|error| format!(" ({error})")).unwrap_or_default();
@@ -114,14 +114,14 @@ fn trusted_roots(file: Option<PathBuf>, text: Option<&str>) -> anyhow::Result<Tr
 
 /// Mesh facts from the last run or the token file.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownMesh {
     /// The reason why the certificate of the last run cannot be used.
     problem: Option<CredentialError>,
     trust_domain: Option<TrustDomain>,
     control: Vec<ControlAddress>,
 }
 
-impl Known {
+impl KnownMesh {
     /// Reads the certificate of the last run while it is valid, otherwise the token file. Either may list
     /// control planes that the other lacks.
     fn find_known(
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whom_to_trust_is_said_by_a_file_or_by_the_environment() {
+    fn trusted_roots_come_from_a_file_or_the_environment() {
         let file = PathBuf::from("/roots.pem");
         let given = trusted_roots(Some(file.clone()), Some("nonsense")).unwrap();
         assert_eq!(given, TrustedRoots::File(file));
@@ -226,10 +226,10 @@ mod tests {
     }
 
     #[test]
-    fn control_planes_that_were_used_are_known_the_next_time() {
+    fn the_used_control_planes_are_stored() {
         let scratch = tempfile::tempdir().unwrap();
         let workload: WorkloadName = "shop/cart-1".parse().unwrap();
-        let known = || Known::find_known(scratch.path(), None, &workload).unwrap().control;
+        let known = || KnownMesh::find_known(scratch.path(), None, &workload).unwrap().control;
         assert_eq!(known(), []);
         for addresses in
             [vec!["192.0.2.1:15010", "[2001:db8::1]:15010"], vec!["leno-control.leno-system.svc:1"]]

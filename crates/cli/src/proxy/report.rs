@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 /// The state of a sidecar, as one line of JSON on the supervisor's socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct SidecarReport {
     /// The process ID.
     pub(crate) pid: u32,
     /// The address of the admin page.
@@ -37,11 +37,11 @@ pub(crate) struct Report {
 
 /// An order of the supervisor, as one line of JSON on the same socket.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Order {
+pub(crate) struct SupervisorOrder {
     /// The states of individual ports.
-    pub(crate) ports: BTreeMap<u16, PortOrder>,
+    pub(crate) ports: BTreeMap<u16, PortStateOrder>,
     /// The state of all other ports.
-    pub(crate) otherwise: PortOrder,
+    pub(crate) otherwise: PortStateOrder,
     /// True if requests in progress are to be reported.
     pub(crate) count_requests: bool,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Order {
 /// The state of an application port.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum PortOrder {
+pub(crate) enum PortStateOrder {
     /// Connections are forwarded to it.
     #[default]
     Open,
@@ -61,25 +61,25 @@ pub(crate) enum PortOrder {
     Taken(String),
 }
 
-impl From<PortOrder> for PortState {
-    fn from(order: PortOrder) -> Self {
+impl From<PortStateOrder> for PortState {
+    fn from(order: PortStateOrder) -> Self {
         match order {
-            PortOrder::Open => Self::Open,
-            PortOrder::Starting => Self::Starting,
-            PortOrder::Down => Self::Down,
-            PortOrder::Taken(by) => Self::Taken { by },
+            PortStateOrder::Open => Self::Open,
+            PortStateOrder::Starting => Self::Starting,
+            PortStateOrder::Down => Self::Down,
+            PortStateOrder::Taken(by) => Self::Taken { by },
         }
     }
 }
 
-impl From<Order> for PortStates {
-    fn from(order: Order) -> Self {
+impl From<SupervisorOrder> for PortStates {
+    fn from(order: SupervisorOrder) -> Self {
         let ports = order.ports.into_iter().map(|(port, state)| (port, state.into()));
         Self { ports: ports.collect(), otherwise: order.otherwise.into() }
     }
 }
 
-impl Report {
+impl SidecarReport {
     /// Returns the address of the HTTP proxy listener, if there is one.
     pub(crate) fn http_proxy(&self) -> Option<SocketAddr> {
         self.open_listeners.get("http-proxy").copied()
@@ -91,7 +91,7 @@ impl Report {
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
 /// The parts of a sidecar that reports are made from.
-pub(super) struct Reported<F> {
+pub(super) struct ReportSources<F> {
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
     pub(super) admin: SocketAddr,
     pub(super) in_flight: F,
@@ -104,7 +104,7 @@ pub(super) struct Reported<F> {
 /// # Errors
 /// If a supervisor is expected and standard input is not its socket.
 pub(super) fn report_listeners<F: Fn() -> u64>(
-    reported: Reported<F>,
+    reported: ReportSources<F>,
     supervised: bool,
 ) -> anyhow::Result<impl Future<Output = Infallible>> {
     let supervisor = match supervised {
@@ -115,7 +115,7 @@ pub(super) fn report_listeners<F: Fn() -> u64>(
 }
 
 async fn report_changes<F: Fn() -> u64>(
-    mut reported: Reported<F>,
+    mut reported: ReportSources<F>,
     supervisor: Option<UnixStream>,
 ) -> Infallible {
     let (orders, mut to) = match supervisor.map(UnixStream::into_split) {
@@ -138,7 +138,7 @@ async fn report_changes<F: Fn() -> u64>(
                 }
                 logged = Some(Arc::clone(&states));
             }
-            let report = Report {
+            let report = SidecarReport {
                 pid: std::process::id(),
                 admin: reported.admin,
                 open_listeners: states.open.clone(),
@@ -180,7 +180,7 @@ async fn execute_orders(
             // The supervisor has ended, and this process ends with it.
             return std::future::pending().await;
         }
-        match serde_json::from_str::<Order>(&line) {
+        match serde_json::from_str::<SupervisorOrder>(&line) {
             Ok(order) => {
                 counting.send_replace(order.count_requests);
                 application.set_states(order.into());
@@ -198,7 +198,7 @@ fn open_supervisor() -> io::Result<UnixStream> {
     UnixStream::from_std(socket)
 }
 
-async fn send_report(socket: &mut OwnedWriteHalf, report: &Report) -> io::Result<()> {
+async fn send_report(socket: &mut OwnedWriteHalf, report: &SidecarReport) -> io::Result<()> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');
     timeout(TELL_TIMEOUT, socket.write_all(line.as_bytes())).await?

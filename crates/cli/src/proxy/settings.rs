@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use leno_model::{ClientRanges, Upgrades};
-use leno_proxy::{ClusterDomain, Config, DnsProxy, Interception, OnExpiry, Versions};
+use leno_proxy::{ClusterDomain, Config, DnsProxy, Interception, IpVersions, OnExpiry};
 
 use super::access_log::AccessLogArgs;
 use crate::duration::parse_duration;
-use crate::everywhere::has_v6;
 use crate::limits::SidecarLimitArgs;
+use crate::wildcard_address::has_v6;
 
 /// Optional settings of `leno proxy`.
 #[derive(Debug, Clone, Args)]
@@ -110,12 +110,12 @@ impl SettingArgs {
         Ok(())
     }
 
-    fn ip_versions(&self) -> Versions {
+    fn ip_versions(&self) -> IpVersions {
         // `leno redirect` redirects both IP versions in a pod, whichever of them it has.
         let has_both = self.uid_exempt && has_v6();
         match self.redirect_ipv6 || has_both {
-            true => Versions::Both,
-            false => Versions::V4,
+            true => IpVersions::Both,
+            false => IpVersions::V4,
         }
     }
 }
@@ -170,18 +170,18 @@ mod tests {
     use clap::Parser;
 
     use leno_model::{AccessLog, TrustDomain, WorkloadName};
-    use leno_proxy::LogChoice;
+    use leno_proxy::AccessLogSource;
 
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         settings: SettingArgs,
     }
 
     fn parse_config(words: &[&str]) -> Config {
-        let line = Line::try_parse_from([&["proxy"], words].concat()).unwrap();
+        let line = CommandLine::try_parse_from([&["proxy"], words].concat()).unwrap();
         let workload = WorkloadName::new("a", "b").unwrap();
         let mut config = Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
         line.settings.apply(&mut config);
@@ -189,16 +189,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_as_the_proxy_would_have_it() {
+    fn omitted_settings_have_the_defaults_of_the_proxy() {
         let workload = WorkloadName::new("a", "b").unwrap();
         let default = Config::for_sidecar(workload, TrustDomain::new("c").unwrap(), "d".into());
         assert_eq!(format!("{:?}", parse_config(&[])), format!("{default:?}"));
     }
 
     #[test]
-    fn help_tells_the_default_of_the_proxy() {
+    fn help_shows_the_default_of_the_proxy() {
         use clap::CommandFactory as _;
-        let help = Line::command().render_long_help().to_string();
+        let help = CommandLine::command().render_long_help().to_string();
         let (_, text) = help.split_once("--drain-timeout").unwrap();
         let (_, text) = text.split_once("[default: ").unwrap();
         let (reported, _) = text.split_once(']').unwrap();
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn options_arrive_where_they_belong() {
+    fn options_set_the_matching_settings() {
         let config = parse_config(&[
             "--inbound=192.0.2.7",
             "--http-proxy=off",
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(config.cores, 2);
         assert_eq!(config.metrics_from, "10.0.0.0/8".parse().unwrap());
         assert_eq!(config.upgrades, Upgrades::Listed(vec!["tcp".to_owned()]));
-        assert_eq!(config.access_log, LogChoice::Own(Some(AccessLog::json())));
+        assert_eq!(config.access_log, AccessLogSource::Own(Some(AccessLog::json())));
         assert_eq!(config.limits.connections_max, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
         let pod = parse_config(&["--redirect-address=10.1.2.3", "--uid-exempt"]);
@@ -260,7 +260,7 @@ mod tests {
             assert!(refused.err().is_none_or(|it| it.contains("omit leno.dev/dns")));
         }
         assert!(
-            Line::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())
+            CommandLine::try_parse_from([&["proxy", "--cluster-domain=a..b"], &line[..3]].concat())
                 .is_err()
         );
         for bad in [
@@ -271,7 +271,7 @@ mod tests {
             "--upgrades=h2c",
             "--head-timeout=0s",
         ] {
-            assert!(Line::try_parse_from(["proxy", bad]).is_err(), "{bad}");
+            assert!(CommandLine::try_parse_from(["proxy", bad]).is_err(), "{bad}");
         }
     }
 }

@@ -23,13 +23,13 @@ use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use leno_kubernetes::inject::INTERFACE_BYTES;
 
-use super::rules::{Chain, Hook, Match, PRIORITY, Rule, TABLE, Verdict};
+use super::rules::{NetfilterHook, NftChain, NftMatch, NftRule, NftVerdict, PRIORITY, TABLE};
 
 /// Replaces our table in one transaction.
 ///
 /// # Errors
 /// If the kernel rejects it; the previous rules stay in force.
-pub(super) fn replace_table(chains: &[Chain]) -> anyhow::Result<()> {
+pub(super) fn replace_table(chains: &[NftChain]) -> anyhow::Result<()> {
     let mut requests = vec![
         // Creates the table if absent, so that the deletion succeeds.
         ("the table", NfTablesMessage::NewTable(table_message())),
@@ -79,13 +79,13 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
 }
 
 /// The kernel's answer to one request.
-struct Answer {
+struct NetlinkReply {
     sequence: u32,
     refusal: Option<io::Error>,
 }
 
 /// Parses all messages of a datagram, which are aligned to four bytes.
-fn parse_answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
+fn parse_answers(bytes: &[u8]) -> anyhow::Result<Vec<NetlinkReply>> {
     let mut answers = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -93,7 +93,7 @@ fn parse_answers(bytes: &[u8]) -> anyhow::Result<Vec<Answer>> {
             .context("invalid response of the kernel")?;
         if let NetlinkPayload::Error(error) = &message.payload {
             let refusal = error.code.map(|code| io::Error::from_raw_os_error(-code.get()));
-            answers.push(Answer { sequence: message.header.sequence_number, refusal });
+            answers.push(NetlinkReply { sequence: message.header.sequence_number, refusal });
         }
         let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -141,10 +141,10 @@ fn table_message() -> TableMessage {
     TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] }
 }
 
-fn chain_message(hook: Hook) -> ChainMessage {
+fn chain_message(hook: NetfilterHook) -> ChainMessage {
     let number = match hook {
-        Hook::Output => InetHookNumber::LocalOut,
-        Hook::Prerouting => InetHookNumber::PreRouting,
+        NetfilterHook::Output => InetHookNumber::LocalOut,
+        NetfilterHook::Prerouting => InetHookNumber::PreRouting,
     };
     ChainMessage {
         attributes: vec![
@@ -159,7 +159,7 @@ fn chain_message(hook: Hook) -> ChainMessage {
     }
 }
 
-fn rule_message(hook: Hook, rule: &Rule) -> RuleMessage {
+fn rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
     let expressions =
         rule.matches.iter().flat_map(match_expressions).chain(verdict_expressions(rule.verdict));
     let expressions: Vec<ListAttribute<ExpressionAttribute>> =
@@ -174,19 +174,21 @@ fn rule_message(hook: Hook, rule: &Rule) -> RuleMessage {
 }
 
 /// Translates a match to nf_tables expressions: load a register, compare it.
-fn match_expressions(question: &Match) -> Vec<Expressions> {
+fn match_expressions(question: &NftMatch) -> Vec<Expressions> {
     match question {
-        Match::Uid(uid) => {
+        NftMatch::Uid(uid) => {
             vec![load_meta(MetaKey::SocketUserId), compare_register(uid.to_ne_bytes().to_vec())]
         }
-        Match::To(name) => vec![load_meta(MetaKey::Oifname), compare_register(pad_interface(name))],
-        Match::From(name) => {
+        NftMatch::To(name) => {
+            vec![load_meta(MetaKey::Oifname), compare_register(pad_interface(name))]
+        }
+        NftMatch::From(name) => {
             vec![load_meta(MetaKey::Iifname), compare_register(pad_interface(name))]
         }
-        Match::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![TCP])],
-        Match::Port(port) => to_port(TCP, *port),
-        Match::UdpPort(port) => to_port(UDP, *port),
-        Match::In(range) => {
+        NftMatch::Tcp => vec![load_meta(MetaKey::L4Proto), compare_register(vec![TCP])],
+        NftMatch::Port(port) => to_port(TCP, *port),
+        NftMatch::UdpPort(port) => to_port(UDP, *port),
+        NftMatch::In(range) => {
             let (family, offset, first) = match range.first() {
                 IpAddr::V4(first) => (NFPROTO_IPV4, 16, first.octets().to_vec()),
                 IpAddr::V6(first) => (NFPROTO_IPV6, 24, first.octets().to_vec()),
@@ -212,15 +214,15 @@ fn to_port(protocol: u8, port: u16) -> Vec<Expressions> {
     ]
 }
 
-fn verdict_expressions(verdict: Verdict) -> Vec<Expressions> {
+fn verdict_expressions(verdict: NftVerdict) -> Vec<Expressions> {
     match verdict {
-        Verdict::Return => vec![Expressions::Immediate(vec![
+        NftVerdict::Return => vec![Expressions::Immediate(vec![
             Immediate::DestinationRegister(Register::Verdict),
             Immediate::Data(DataAttribute::Verdict(vec![VerdictAttribute::Code(
                 VerdictCode::Return,
             )])),
         ])],
-        Verdict::Redirect(port) => vec![
+        NftVerdict::Redirect(port) => vec![
             Expressions::Immediate(vec![
                 Immediate::DestinationRegister(Register::Reg1),
                 Immediate::Data(DataAttribute::Value(port.to_be_bytes().to_vec())),

@@ -2,18 +2,18 @@
 
 use std::fmt;
 
-use crate::range::Range;
+use crate::cidr_range::CidrRange;
 
 /// Rules at one hook, in order; unmatched connections pass unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Chain {
-    pub(super) hook: Hook,
-    pub(super) rules: Vec<Rule>,
+pub(super) struct NftChain {
+    pub(super) hook: NetfilterHook,
+    pub(super) rules: Vec<NftRule>,
 }
 
 /// The netfilter hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hook {
+pub(super) enum NetfilterHook {
     /// Connections opened by processes of the namespace.
     Output,
     /// Incoming connections.
@@ -22,14 +22,14 @@ pub(super) enum Hook {
 
 /// A verdict for connections that satisfy all matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Rule {
-    pub(super) matches: Vec<Match>,
-    pub(super) verdict: Verdict,
+pub(super) struct NftRule {
+    pub(super) matches: Vec<NftMatch>,
+    pub(super) verdict: NftVerdict,
 }
 
 /// One condition on a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Match {
+pub(super) enum NftMatch {
     /// Opened by this user.
     Uid(u32),
     /// Leaves through this interface.
@@ -41,21 +41,21 @@ pub(super) enum Match {
     /// UDP, to this port.
     UdpPort(u16),
     /// To an address of this range.
-    In(Range),
+    In(CidrRange),
     /// TCP.
     Tcp,
 }
 
 /// The verdict of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum NftVerdict {
     /// The connection passes to its destination.
     Return,
     /// The connection is redirected to this port of the namespace.
     Redirect(u16),
 }
 
-impl Hook {
+impl NetfilterHook {
     /// Returns the name of the chain, which `nft` uses for the hook as well.
     pub(super) const fn chain_name(self) -> &'static str {
         match self {
@@ -66,19 +66,19 @@ impl Hook {
 }
 
 /// Formats the chains in `nft -f` syntax, replacing the existing table.
-pub(super) fn to_text(chains: &[Chain]) -> String {
+pub(super) fn to_text(chains: &[NftChain]) -> String {
     let chains: String = chains.iter().map(ToString::to_string).collect();
     format!(
         "add table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n{chains}}}\n"
     )
 }
 
-impl fmt::Display for Chain {
+impl fmt::Display for NftChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.hook.chain_name();
         writeln!(f, "  chain {name} {{")?;
         writeln!(f, "    type nat hook {name} priority {PRIORITY}; policy accept;")?;
-        for Rule { matches, verdict } in &self.rules {
+        for NftRule { matches, verdict } in &self.rules {
             f.write_str("    ")?;
             for one in matches {
                 write!(f, "{one} ")?;
@@ -89,7 +89,7 @@ impl fmt::Display for Chain {
     }
 }
 
-impl fmt::Display for Match {
+impl fmt::Display for NftMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uid(uid) => write!(f, "meta skuid {uid}"),
@@ -103,7 +103,7 @@ impl fmt::Display for Match {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for NftVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Return => f.write_str("return"),

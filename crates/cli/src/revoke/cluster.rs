@@ -11,13 +11,16 @@ use leno_kubernetes::api::{NamespaceName, ObjectApi, ObjectName};
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
 use serde_json::{Value, json};
 
-use super::{Change, Outcome, RevokeArgs};
+use super::{RevocationChange, RevocationResult, RevokeArgs};
 use crate::cluster::format_api_error;
 
-pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Outcome> {
+pub(super) async fn run(
+    args: &RevokeArgs,
+    change: RevocationChange,
+) -> anyhow::Result<RevocationResult> {
     let client = args.cluster.connect_client().await?;
     let uid = match (&args.workload, &args.uid) {
-        (Some(workload), None) if !args.by_name && change == Change::Revoke => {
+        (Some(workload), None) if !args.by_name && change == RevocationChange::Revoke => {
             Some(uid_now(&client, workload).await?)
         }
         (_, uid) => uid.clone(),
@@ -27,11 +30,13 @@ pub(super) async fn run(args: &RevokeArgs, change: Change) -> anyhow::Result<Out
         let mut config = mesh_config(&client).await?;
         let mut entries = revoked_entries(&config)?;
         let Some(meant) = &meant else {
-            return Ok(Outcome { all: revoked_workloads(&entries), changed: None });
+            return Ok(RevocationResult { all: revoked_workloads(&entries), changed: None });
         };
         let changed = edit_entries(&mut entries, meant, change);
-        let outcome =
-            Outcome { all: revoked_workloads(&entries), changed: Some((meant.clone(), changed)) };
+        let outcome = RevocationResult {
+            all: revoked_workloads(&entries),
+            changed: Some((meant.clone(), changed)),
+        };
         if !changed {
             return Ok(outcome);
         }
@@ -95,10 +100,14 @@ fn revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Adds or removes an entry; false if no change is needed.
-fn edit_entries(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Change) -> bool {
+fn edit_entries(
+    entries: &mut Vec<Value>,
+    meant: &RevokedWorkload,
+    change: RevocationChange,
+) -> bool {
     let before = entries.len();
     match change {
-        Change::Revoke => {
+        RevocationChange::Revoke => {
             if !revoked_workloads(entries).contains(meant) {
                 let RevokedWorkload { workload: WorkloadName { namespace, name }, uid } = meant;
                 let mut entry = json!({
@@ -110,7 +119,7 @@ fn edit_entries(entries: &mut Vec<Value>, meant: &RevokedWorkload, change: Chang
                 entries.push(entry);
             }
         }
-        Change::Undo => entries.retain(|entry| {
+        RevocationChange::Undo => entries.retain(|entry| {
             let is_meant = |it: RevokedWorkload| {
                 it.workload == meant.workload && (meant.uid.is_none() || it.uid == meant.uid)
             };
@@ -151,13 +160,13 @@ mod tests {
             workload: "shop/web-0".parse().unwrap(),
             uid: uid.map(|uid| Uid::new(uid).unwrap()),
         };
-        assert!(edit_entries(&mut entries, &of(Some("a")), Change::Revoke));
-        assert!(!edit_entries(&mut entries, &of(Some("a")), Change::Revoke));
-        assert!(edit_entries(&mut entries, &of(Some("b")), Change::Revoke));
+        assert!(edit_entries(&mut entries, &of(Some("a")), RevocationChange::Revoke));
+        assert!(!edit_entries(&mut entries, &of(Some("a")), RevocationChange::Revoke));
+        assert!(edit_entries(&mut entries, &of(Some("b")), RevocationChange::Revoke));
         assert_eq!(entries[1]["uid"], "a");
         assert_eq!(revoked_workloads(&entries), [of(Some("a")), of(Some("b"))].into());
-        assert!(!edit_entries(&mut entries, &of(Some("c")), Change::Undo));
-        assert!(edit_entries(&mut entries, &of(None), Change::Undo));
+        assert!(!edit_entries(&mut entries, &of(Some("c")), RevocationChange::Undo));
+        assert!(edit_entries(&mut entries, &of(None), RevocationChange::Undo));
         assert_eq!(entries, [account]);
     }
 }

@@ -6,42 +6,42 @@ use leno_control::status::{
     NamedRateStatus, RateStatus, RejectionStatus, SidecarTraffic, Status, TrafficStatus,
 };
 
-use super::Order;
+use super::SortOrder;
 use crate::figures::{
     AILING, FAILING, format_cpu, format_latency, format_memory, format_rate, format_share,
     render_sparkline,
 };
 use crate::get::describe_scope;
-use crate::output::{Column, Format, Listing, escape_cell};
+use crate::output::{Listing, ListingColumn, OutputFormat, escape_cell};
 
 /// The content to show.
-pub(super) struct View {
+pub(super) struct ScreenContent {
     pub(super) status: Status,
     pub(super) traffic: TrafficStatus,
     /// The reason why the content is out of date.
-    pub(super) trouble: Option<String>,
+    pub(super) error: Option<String>,
 }
 
 /// The size of the screen.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Size {
+pub(super) struct ScreenSize {
     pub(super) columns: usize,
     pub(super) rows: usize,
 }
 
 /// The sort order and the styling.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Look {
-    pub(super) order: Order,
+pub(super) struct ScreenStyle {
+    pub(super) order: SortOrder,
     pub(super) colours: bool,
 }
 
-impl View {
+impl ScreenContent {
     /// Sorts by the given order; rows without a figure come last.
-    pub(super) fn sort(&mut self, order: Order) {
+    pub(super) fn sort(&mut self, order: SortOrder) {
         self.traffic.services.sort_by(|one, other| compare(one, other, order));
         self.traffic.routes.sort_by(|one, other| compare(one, other, order));
-        let by_name = order == Order::Name;
+        let by_name = order == SortOrder::Name;
         self.traffic.sidecars.sort_by(|one, other| {
             let by_cpu = other.cpu_cores.total_cmp(&one.cpu_cores);
             let by_rate = total_per_second(other).total_cmp(&total_per_second(one));
@@ -55,39 +55,43 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
     sidecar.inbound_per_second + sidecar.outbound_per_second
 }
 
-fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: Order) -> Ordering {
+fn compare(one: &NamedRateStatus, other: &NamedRateStatus, order: SortOrder) -> Ordering {
     let figure = |rates: &RateStatus| match order {
-        Order::Rate => Some(rates.per_second),
-        Order::Success => rates.success.map(|share| 1.0 - share),
-        Order::P50 => rates.p50_ms,
-        Order::P99 => rates.p99_ms,
-        Order::Name => None,
+        SortOrder::Rate => Some(rates.per_second),
+        SortOrder::Success => rates.success.map(|share| 1.0 - share),
+        SortOrder::P50 => rates.p50_ms,
+        SortOrder::P99 => rates.p99_ms,
+        SortOrder::Name => None,
     };
     let figure = |rates: &RateStatus| figure(rates).unwrap_or(-1.0);
     figure(&other.rates).total_cmp(&figure(&one.rates)).then_with(|| one.name.cmp(&other.name))
 }
 
 /// Renders everything, for a pipe.
-pub(super) fn render_all(view: &View, format: Format) -> String {
-    let tables =
-        [service_table(view), rejection_table(view), route_table(view), sidecar_table(view)]
-            .map(|it| it.render(format));
+pub(super) fn render_all(content: &ScreenContent, format: OutputFormat) -> String {
+    let tables = [
+        service_table(content),
+        rejection_table(content),
+        route_table(content),
+        sidecar_table(content),
+    ]
+    .map(|it| it.render(format));
     let tables = tables.into_iter().zip([
-        view.traffic.services.len(),
-        view.traffic.rejections.len(),
-        view.traffic.routes.len(),
-        view.traffic.sidecars.len(),
+        content.traffic.services.len(),
+        content.traffic.rejections.len(),
+        content.traffic.routes.len(),
+        content.traffic.sidecars.len(),
     ]);
     let parts = tables.filter(|(_, rows)| *rows > 0).map(|(table, _)| table);
     let text = parts.collect::<Vec<_>>().join("\n");
     match text.is_empty() {
-        true => format!("{}\n", no_traffic_text(view)),
+        true => format!("{}\n", no_traffic_text(content)),
         false => text,
     }
 }
 
-fn no_traffic_text(view: &View) -> &'static str {
-    match view.traffic.report_interval_ms {
+fn no_traffic_text(content: &ScreenContent) -> &'static str {
+    match content.traffic.report_interval_ms {
         Some(_) => "no traffic yet: sidecars report it every few seconds",
         None => {
             "sidecars do not report traffic: start the control plane without --report-interval off"
@@ -96,18 +100,28 @@ fn no_traffic_text(view: &View) -> &'static str {
 }
 
 /// Renders one screen; every line but the last ends with a newline.
-pub(super) fn render_screen(view: &View, size: Size, look: Look) -> String {
-    let mut lines = vec![render_header(view, size, look), String::new()];
+pub(super) fn render_screen(
+    content: &ScreenContent,
+    size: ScreenSize,
+    style: ScreenStyle,
+) -> String {
+    let mut lines = vec![render_header(content, size, style), String::new()];
     let tables = [
-        (service_table(view).render(Format::Table), rate_verdicts(&view.traffic.services)),
-        (rejection_table(view).render(Format::Table), rejection_verdicts(&view.traffic.rejections)),
-        (route_table(view).render(Format::Table), rate_verdicts(&view.traffic.routes)),
-        (sidecar_table(view).render(Format::Table), Vec::new()),
+        (
+            service_table(content).render(OutputFormat::Table),
+            rate_verdicts(&content.traffic.services),
+        ),
+        (
+            rejection_table(content).render(OutputFormat::Table),
+            rejection_verdicts(&content.traffic.rejections),
+        ),
+        (route_table(content).render(OutputFormat::Table), rate_verdicts(&content.traffic.routes)),
+        (sidecar_table(content).render(OutputFormat::Table), Vec::new()),
     ];
     let tables: Vec<_> =
         tables.into_iter().filter(|(table, _)| table.lines().count() > 1).collect();
     if tables.is_empty() {
-        lines.push(truncate_line(no_traffic_text(view), size.columns));
+        lines.push(truncate_line(no_traffic_text(content), size.columns));
     }
     // The header, a blank line after each table, and the line with the keys.
     let room = size.rows.saturating_sub(3 + tables.len());
@@ -119,26 +133,27 @@ pub(super) fn render_screen(view: &View, size: Size, look: Look) -> String {
         };
         for (index, line) in all.iter().take(shown).enumerate() {
             let verdict = match index.checked_sub(1) {
-                None => Verdict::Header,
-                Some(row) => verdicts.get(row).copied().unwrap_or(Verdict::Well),
+                None => LineStyle::Header,
+                Some(row) => verdicts.get(row).copied().unwrap_or(LineStyle::Well),
             };
-            lines.push(look.paint(&truncate_line(line, size.columns), verdict));
+            lines.push(style.paint(&truncate_line(line, size.columns), verdict));
         }
         if shown < all.len() && rows > 0 {
             let more = format!("… {} more", all.len() - shown);
-            lines.push(look.paint(&truncate_line(&more, size.columns), Verdict::Quiet));
+            lines.push(style.paint(&truncate_line(&more, size.columns), LineStyle::Quiet));
         }
         lines.push(String::new());
     }
     lines.truncate(size.rows.saturating_sub(1));
     lines.resize(size.rows.saturating_sub(1), String::new());
-    lines
-        .push(look.paint(&truncate_line(&describe_keys(look.order), size.columns), Verdict::Quiet));
+    lines.push(
+        style.paint(&truncate_line(&describe_keys(style.order), size.columns), LineStyle::Quiet),
+    );
     lines.join("\n")
 }
 
 /// Distributes the lines among the tables: each gets a few, and the rest goes to the first tables.
-fn distribute_lines(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize> {
+fn distribute_lines(tables: &[(String, Vec<LineStyle>)], room: usize) -> Vec<usize> {
     let wanted: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
     let mut given: Vec<usize> = wanted.iter().map(|lines| (*lines).min(FEW_LINES)).collect();
     let mut left = room.saturating_sub(given.iter().sum());
@@ -150,10 +165,11 @@ fn distribute_lines(tables: &[(String, Vec<Verdict>)], room: usize) -> Vec<usize
     given
 }
 
-fn render_header(view: &View, size: Size, look: Look) -> String {
-    let Status { trust_domain, default_policy, proxies, out_of_sync, workloads, .. } = &view.status;
+fn render_header(content: &ScreenContent, size: ScreenSize, style: ScreenStyle) -> String {
+    let Status { trust_domain, default_policy, proxies, out_of_sync, workloads, .. } =
+        &content.status;
     // Every request enters the mesh once, from a workload to a service.
-    let edges = view.traffic.edges.iter().filter(|edge| edge.kind != "route");
+    let edges = content.traffic.edges.iter().filter(|edge| edge.kind != "route");
     let total: f64 = edges.map(|edge| edge.rates.per_second).sum();
     let text = format!(
         "leno top · {trust_domain} · default policy {default_policy} · {proxies} of {workloads} sidecars, {out_of_sync} \
@@ -161,58 +177,58 @@ fn render_header(view: &View, size: Size, look: Look) -> String {
         format_rate(total)
     );
     let line = |text: &str| truncate_line(&escape_cell(text), size.columns);
-    let text = match describe_scope(&view.status) {
+    let text = match describe_scope(&content.status) {
         Some(scope) => format!("{text} · {scope}"),
         None => text,
     };
-    match &view.trouble {
-        Some(trouble) => {
-            look.paint(&line(&format!("{text} · not updated: {trouble}")), Verdict::Failing)
+    match &content.error {
+        Some(error) => {
+            style.paint(&line(&format!("{text} · not updated: {error}")), LineStyle::Failing)
         }
-        None => look.paint(&line(&text), Verdict::Header),
+        None => style.paint(&line(&text), LineStyle::Header),
     }
 }
 
-fn describe_keys(order: Order) -> String {
+fn describe_keys(order: SortOrder) -> String {
     let by = match order {
-        Order::Rate => "rate",
-        Order::Success => "success",
-        Order::P50 => "p50",
-        Order::P99 => "p99",
-        Order::Name => "name",
+        SortOrder::Rate => "rate",
+        SortOrder::Success => "success",
+        SortOrder::P50 => "p50",
+        SortOrder::P99 => "p99",
+        SortOrder::Name => "name",
     };
     format!("by {by} · r rate  s success  5 p50  9 p99  n name  q quit")
 }
 
-fn service_table(view: &View) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("service"),
-        Column::always("rate"),
-        Column::always("success"),
-        Column::always("p50"),
-        Column::always("p99"),
-        Column::always("last minutes"),
-        Column::wide("requests"),
-        Column::wide("failed"),
+fn service_table(content: &ScreenContent) -> Listing {
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("service"),
+        ListingColumn::always("rate"),
+        ListingColumn::always("success"),
+        ListingColumn::always("p50"),
+        ListingColumn::always("p99"),
+        ListingColumn::always("last minutes"),
+        ListingColumn::wide("requests"),
+        ListingColumn::wide("failed"),
     ];
-    rate_table(COLUMNS, &view.traffic.services)
+    rate_table(COLUMNS, &content.traffic.services)
 }
 
-fn route_table(view: &View) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("route"),
-        Column::always("rate"),
-        Column::always("success"),
-        Column::always("p50"),
-        Column::always("p99"),
-        Column::always("last minutes"),
-        Column::wide("requests"),
-        Column::wide("failed"),
+fn route_table(content: &ScreenContent) -> Listing {
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("route"),
+        ListingColumn::always("rate"),
+        ListingColumn::always("success"),
+        ListingColumn::always("p50"),
+        ListingColumn::always("p99"),
+        ListingColumn::always("last minutes"),
+        ListingColumn::wide("requests"),
+        ListingColumn::wide("failed"),
     ];
-    rate_table(COLUMNS, &view.traffic.routes)
+    rate_table(COLUMNS, &content.traffic.routes)
 }
 
-fn rate_table(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing {
+fn rate_table(columns: &'static [ListingColumn], rated: &[NamedRateStatus]) -> Listing {
     let mut listing = Listing::new(columns);
     for NamedRateStatus { name, rates } in rated {
         listing.add_row([
@@ -231,18 +247,18 @@ fn rate_table(columns: &'static [Column], rated: &[NamedRateStatus]) -> Listing 
 }
 
 /// Lists requests that the mesh rejected within the last 30 seconds.
-fn rejection_table(view: &View) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("rejected"),
-        Column::always("reason"),
-        Column::always("share"),
-        Column::always("requests"),
-        Column::always("side"),
-        Column::wide("sidecars"),
-        Column::wide("policies"),
+fn rejection_table(content: &ScreenContent) -> Listing {
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("rejected"),
+        ListingColumn::always("reason"),
+        ListingColumn::always("share"),
+        ListingColumn::always("requests"),
+        ListingColumn::always("side"),
+        ListingColumn::wide("sidecars"),
+        ListingColumn::wide("policies"),
     ];
     let mut listing = Listing::new(COLUMNS);
-    for rejection in &view.traffic.rejections {
+    for rejection in &content.traffic.rejections {
         listing.add_row([
             rejection.destination().to_owned(),
             rejection.reason.clone(),
@@ -256,16 +272,16 @@ fn rejection_table(view: &View) -> Listing {
     listing
 }
 
-fn sidecar_table(view: &View) -> Listing {
-    const COLUMNS: &[Column] = &[
-        Column::always("sidecar"),
-        Column::always("cpu"),
-        Column::always("memory"),
-        Column::always("in"),
-        Column::always("out"),
+fn sidecar_table(content: &ScreenContent) -> Listing {
+    const COLUMNS: &[ListingColumn] = &[
+        ListingColumn::always("sidecar"),
+        ListingColumn::always("cpu"),
+        ListingColumn::always("memory"),
+        ListingColumn::always("in"),
+        ListingColumn::always("out"),
     ];
     let mut listing = Listing::new(COLUMNS);
-    for sidecar in &view.traffic.sidecars {
+    for sidecar in &content.traffic.sidecars {
         listing.add_row([
             sidecar.workload.clone(),
             format_cpu(sidecar.cpu_cores),
@@ -279,7 +295,7 @@ fn sidecar_table(view: &View) -> Listing {
 
 /// The styling of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum LineStyle {
     Header,
     Well,
     Ailing,
@@ -288,33 +304,33 @@ enum Verdict {
     Quiet,
 }
 
-fn rate_verdicts(rated: &[NamedRateStatus]) -> Vec<Verdict> {
+fn rate_verdicts(rated: &[NamedRateStatus]) -> Vec<LineStyle> {
     let verdict = |rated: &NamedRateStatus| match rated.rates.success {
-        None => Verdict::Quiet,
-        Some(share) if share < FAILING => Verdict::Failing,
-        Some(share) if share < AILING => Verdict::Ailing,
-        Some(_) => Verdict::Well,
+        None => LineStyle::Quiet,
+        Some(share) if share < FAILING => LineStyle::Failing,
+        Some(share) if share < AILING => LineStyle::Ailing,
+        Some(_) => LineStyle::Well,
     };
     rated.iter().map(verdict).collect()
 }
 
-fn rejection_verdicts(rejections: &[RejectionStatus]) -> Vec<Verdict> {
+fn rejection_verdicts(rejections: &[RejectionStatus]) -> Vec<LineStyle> {
     let verdict = |rejection: &RejectionStatus| match 1.0 - rejection.share {
-        rest if rest < FAILING => Verdict::Failing,
-        rest if rest < AILING => Verdict::Ailing,
-        _ => Verdict::Well,
+        rest if rest < FAILING => LineStyle::Failing,
+        rest if rest < AILING => LineStyle::Ailing,
+        _ => LineStyle::Well,
     };
     rejections.iter().map(verdict).collect()
 }
 
-impl Look {
-    fn paint(self, text: &str, verdict: Verdict) -> String {
+impl ScreenStyle {
+    fn paint(self, text: &str, verdict: LineStyle) -> String {
         let code = match verdict {
-            Verdict::Well => return text.to_owned(),
-            Verdict::Header => "1",
-            Verdict::Ailing => "33",
-            Verdict::Failing => "31",
-            Verdict::Quiet => "2",
+            LineStyle::Well => return text.to_owned(),
+            LineStyle::Header => "1",
+            LineStyle::Ailing => "33",
+            LineStyle::Failing => "31",
+            LineStyle::Quiet => "2",
         };
         match self.colours {
             true => format!("\x1b[{code}m{text}\x1b[0m"),

@@ -6,22 +6,22 @@ use std::sync::OnceLock;
 use rustix::termios::{self, OptionalActions, SpecialCodeIndex, Termios};
 use tokio::sync::mpsc;
 
-use super::Order;
+use super::SortOrder;
 
 /// A terminal in live mode, restored on drop.
-pub(super) struct Terminal {
+pub(super) struct LiveTerminal {
     before: Termios,
 }
 
 /// The pressed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum PressedKey {
     Quit,
-    Sort(Order),
+    Sort(SortOrder),
     Other,
 }
 
-impl Terminal {
+impl LiveTerminal {
     /// Switches the terminal to live mode.
     pub(super) fn enter_live_mode() -> io::Result<Self> {
         let stdin = io::stdin();
@@ -46,7 +46,7 @@ impl Terminal {
     }
 
     /// Returns pressed keys as they arrive. The reading thread ends once the receiver is dropped.
-    pub(super) fn read_keys(&self) -> io::Result<mpsc::Receiver<Key>> {
+    pub(super) fn read_keys(&self) -> io::Result<mpsc::Receiver<PressedKey>> {
         let (pressed, keys) = mpsc::channel(KEYS_MAX);
         std::thread::Builder::new().name("keys".to_owned()).spawn(move || {
             let mut stdin = io::stdin().lock();
@@ -84,7 +84,7 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for LiveTerminal {
     fn drop(&mut self) {
         // The terminal may be closed already.
         self.write("\x1b[?25h\x1b[?1049l").ok();
@@ -92,15 +92,15 @@ impl Drop for Terminal {
     }
 }
 
-fn parse_key(byte: u8) -> Key {
+fn parse_key(byte: u8) -> PressedKey {
     match byte {
-        b'q' | b'Q' => Key::Quit,
-        b'r' => Key::Sort(Order::Rate),
-        b's' => Key::Sort(Order::Success),
-        b'5' => Key::Sort(Order::P50),
-        b'9' => Key::Sort(Order::P99),
-        b'n' => Key::Sort(Order::Name),
-        _ => Key::Other,
+        b'q' | b'Q' => PressedKey::Quit,
+        b'r' => PressedKey::Sort(SortOrder::Rate),
+        b's' => PressedKey::Sort(SortOrder::Success),
+        b'5' => PressedKey::Sort(SortOrder::P50),
+        b'9' => PressedKey::Sort(SortOrder::P99),
+        b'n' => PressedKey::Sort(SortOrder::Name),
+        _ => PressedKey::Other,
     }
 }
 

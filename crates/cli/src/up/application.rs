@@ -12,20 +12,20 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::child::{Child, End, Reach};
-use super::console::Speaker;
-use super::descendants::Run;
-use super::groups;
+use super::child::{ChildProcess, StopOutcome, StopScope};
+use super::console::LineSource;
+use super::descendants::ApplicationRun;
 use super::launcher::Launcher;
 use super::placement::Placement;
-use super::ports::{self, Observed, Port, Ports};
+use super::ports::{self, ObservedApplication, ObservedPort, Ports};
+use super::process_groups;
 use super::restart::Restarts;
 use super::sidecar;
-use crate::proxy::{Order, PortOrder, Report};
+use crate::proxy::{PortStateOrder, SidecarReport, SupervisorOrder};
 
 /// The state of an application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ApplicationPhase {
     /// Run by the user, not by `leno up`.
     Foreign,
     /// Waits for its sidecar.
@@ -42,8 +42,8 @@ pub(super) enum State {
 
 /// The state and history of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Progress {
-    pub(super) state: State,
+pub(super) struct ApplicationProgress {
+    pub(super) state: ApplicationPhase,
     /// The time of the last state change.
     pub(super) since: Instant,
     /// The number of restarts after an exit.
@@ -58,11 +58,11 @@ pub(super) struct Progress {
     pub(super) is_draining: bool,
 }
 
-impl Progress {
+impl ApplicationProgress {
     /// Creates the progress of an application that waits for its sidecar.
     pub(super) fn waiting() -> Self {
         Self {
-            state: State::Waiting,
+            state: ApplicationPhase::Waiting,
             since: Instant::now(),
             restarts: 0,
             failures: 0,
@@ -75,12 +75,12 @@ impl Progress {
     /// Returns the state for the control plane. `None` for an application that the user runs.
     pub(super) fn to_application(&self) -> Option<Application> {
         let state = match self.state {
-            State::Foreign => return None,
-            State::Waiting => ApplicationState::Waiting,
-            State::Starting(pid) => ApplicationState::Starting(pid),
-            State::Running(pid) => ApplicationState::Running(pid),
-            State::Restarting => ApplicationState::Restarting,
-            State::Stopped => ApplicationState::Stopped,
+            ApplicationPhase::Foreign => return None,
+            ApplicationPhase::Waiting => ApplicationState::Waiting,
+            ApplicationPhase::Starting(pid) => ApplicationState::Starting(pid),
+            ApplicationPhase::Running(pid) => ApplicationState::Running(pid),
+            ApplicationPhase::Restarting => ApplicationState::Restarting,
+            ApplicationPhase::Stopped => ApplicationState::Stopped,
         };
         let problems = self.ports.iter();
         let problems =
@@ -96,47 +96,51 @@ impl Progress {
     }
 
     /// Returns the state for the sidecar.
-    pub(super) fn to_order(&self) -> Order {
+    pub(super) fn to_order(&self) -> SupervisorOrder {
         let (ports, otherwise) = match self.state {
-            State::Foreign => (BTreeMap::new(), PortOrder::Open),
-            State::Waiting => (BTreeMap::new(), PortOrder::Starting),
-            State::Stopped => (BTreeMap::new(), PortOrder::Down),
-            State::Restarting | State::Starting(_) | State::Running(_) => {
-                let order = |port: &Port| match port {
-                    Port::Starting | Port::Overdue(_) => PortOrder::Starting,
+            ApplicationPhase::Foreign => (BTreeMap::new(), PortStateOrder::Open),
+            ApplicationPhase::Waiting => (BTreeMap::new(), PortStateOrder::Starting),
+            ApplicationPhase::Stopped => (BTreeMap::new(), PortStateOrder::Down),
+            ApplicationPhase::Restarting
+            | ApplicationPhase::Starting(_)
+            | ApplicationPhase::Running(_) => {
+                let order = |port: &ObservedPort| match port {
+                    ObservedPort::Starting | ObservedPort::Overdue(_) => PortStateOrder::Starting,
                     // A connection to a silent port fails by itself.
-                    Port::Ready | Port::Silent => PortOrder::Open,
-                    Port::Unready => PortOrder::Down,
-                    Port::Taken(by) => PortOrder::Taken(by.clone()),
+                    ObservedPort::Ready | ObservedPort::Silent => PortStateOrder::Open,
+                    ObservedPort::Unready => PortStateOrder::Down,
+                    ObservedPort::Taken(by) => PortStateOrder::Taken(by.clone()),
                 };
                 let ports = self.ports.iter().map(|(port, state)| (*port, order(state)));
                 // A port that was just added is not observed yet.
                 let otherwise = match self.state {
-                    State::Restarting => PortOrder::Down,
-                    _ if self.ports.is_empty() => PortOrder::Starting,
-                    _ => PortOrder::Open,
+                    ApplicationPhase::Restarting => PortStateOrder::Down,
+                    _ if self.ports.is_empty() => PortStateOrder::Starting,
+                    _ => PortStateOrder::Open,
                 };
                 (ports.collect(), otherwise)
             }
         };
-        Order { ports, otherwise, count_requests: self.is_draining }
+        SupervisorOrder { ports, otherwise, count_requests: self.is_draining }
     }
 }
 
 /// Changes the state. The time of the change stays if the state is the same.
-fn change_state(progress: &watch::Sender<Progress>, state: State) {
+fn change_state(progress: &watch::Sender<ApplicationProgress>, state: ApplicationPhase) {
     progress.send_if_modified(|progress| {
         let differs = progress.state != state;
         if differs {
             progress.state = state;
             progress.since = Instant::now();
             match state {
-                State::Starting(_) | State::Running(_) => {}
+                ApplicationPhase::Starting(_) | ApplicationPhase::Running(_) => {}
                 // The process that holds the port is the likely cause of the exit.
-                State::Restarting => {
-                    progress.ports.retain(|_, port| matches!(port, Port::Taken(_)));
+                ApplicationPhase::Restarting => {
+                    progress.ports.retain(|_, port| matches!(port, ObservedPort::Taken(_)));
                 }
-                State::Foreign | State::Waiting | State::Stopped => progress.ports.clear(),
+                ApplicationPhase::Foreign
+                | ApplicationPhase::Waiting
+                | ApplicationPhase::Stopped => progress.ports.clear(),
             }
         }
         differs
@@ -144,11 +148,11 @@ fn change_state(progress: &watch::Sender<Progress>, state: State) {
 }
 
 /// Inputs of an application's supervisor.
-pub(super) struct Signals {
+pub(super) struct ApplicationInputs {
     /// The current configuration of the workload.
     pub(super) workload: watch::Receiver<Arc<Workload>>,
     /// The last report of its sidecar, while the sidecar runs.
-    pub(super) reports: watch::Receiver<Option<Report>>,
+    pub(super) reports: watch::Receiver<Option<SidecarReport>>,
     /// True if it should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
@@ -158,8 +162,8 @@ pub(super) struct Signals {
 pub(super) async fn supervise(
     launcher: &Launcher,
     placement: &Placement,
-    mut on: Signals,
-    state: &watch::Sender<Progress>,
+    mut on: ApplicationInputs,
+    state: &watch::Sender<ApplicationProgress>,
 ) {
     let name = on.workload.borrow().name.clone();
     let mut restarts = Restarts::default();
@@ -168,16 +172,16 @@ pub(super) async fn supervise(
         let began = Instant::now();
         let ended = run(launcher, &launch, placement, &mut on, state).await;
         // All processes of its group have ended.
-        groups::remove_record(&launcher.record_of(&name));
+        process_groups::remove_record(&launcher.record_of(&name));
         launcher.runs().remove_run(&name);
         let (reason, child) = match ended {
-            Ended::Stopped => break,
-            Ended::Outdated => {
+            ApplicationExit::Stopped => break,
+            ApplicationExit::Outdated => {
                 tracing::info!(%name, "the command of the application changed: it is restarted");
                 restarts.reset_failures();
                 continue;
             }
-            Ended::Exited(reason, child) => (reason, child),
+            ApplicationExit::Exited(reason, child) => (reason, child),
         };
         let delay = restarts.delay_after(began.elapsed());
         state.send_modify(|progress| {
@@ -185,71 +189,72 @@ pub(super) async fn supervise(
             progress.failures = restarts.failure_count();
             progress.last_exit = Some(reason.clone());
         });
-        change_state(state, State::Restarting);
+        change_state(state, ApplicationPhase::Restarting);
         if let Some(child) = child {
             child.leave_output(&mut outputs).await;
         }
         tracing::warn!(%name, %reason, ?delay, "the application exited; restarting it");
-        let Signals { workload, reports, stop } = &mut on;
+        let ApplicationInputs { workload, reports, stop } = &mut on;
         tokio::select! {
             () = sleep(delay) => {}
             () = wait_until_outdated(workload, reports, &launch) => restarts.reset_failures(),
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    change_state(state, State::Stopped);
+    change_state(state, ApplicationPhase::Stopped);
 }
 
 /// The end of a run.
-enum Ended {
+enum ApplicationExit {
     Stopped,
     Outdated,
     /// It exited for this reason; its output may be incomplete.
-    Exited(String, Option<Box<Child>>),
+    Exited(String, Option<Box<ChildProcess>>),
 }
 
 async fn run(
     launcher: &Launcher,
-    launch: &Launch,
+    launch: &ApplicationLaunch,
     placement: &Placement,
-    on: &mut Signals,
-    state: &watch::Sender<Progress>,
-) -> Ended {
+    on: &mut ApplicationInputs,
+    state: &watch::Sender<ApplicationProgress>,
+) -> ApplicationExit {
     let workload = on.workload.borrow().name.clone();
     let name = workload.to_string();
     let command = launcher.application_command(&workload, launch, placement);
     let before = ports::listening_now();
-    let speaker = Speaker::new(name.clone(), &name);
-    let mut child = match Child::spawn(command, Reach::Group, launcher.console(), &speaker) {
-        Ok(child) => child,
-        Err(error) => return Ended::Exited(error.to_string(), None),
-    };
+    let speaker = LineSource::new(name.clone(), &name);
+    let mut child =
+        match ChildProcess::spawn(command, StopScope::Group, launcher.console(), &speaker) {
+            Ok(child) => child,
+            Err(error) => return ApplicationExit::Exited(error.to_string(), None),
+        };
     let pid = child.pid();
-    let mut descendants = Run::from_leader(pid);
+    let mut descendants = ApplicationRun::from_leader(pid);
     if let Some(run) = descendants.clone() {
         launcher.runs().add_run(&workload, run);
     }
-    change_state(state, State::Starting(pid));
+    change_state(state, ApplicationPhase::Starting(pid));
     let is_apart = !placement.wrapper.is_empty();
     let workload = on.workload.clone();
-    let watching = watch_ports(Observed { pid, workload, before, is_apart }, state);
+    let watching = watch_ports(ObservedApplication { pid, workload, before, is_apart }, state);
     let record = launcher.record_of(&on.workload.borrow().name);
-    let Signals { workload, reports, stop } = on;
+    let ApplicationInputs { workload, reports, stop } = on;
     let outdated = wait_until_outdated(workload, reports, launch);
     let ended = tokio::select! {
         status = child.wait_until_ended() => {
             let reason = status.map_or_else(|e| e.to_string(), |s| s.to_string());
             end_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
-            return Ended::Exited(reason, Some(Box::new(child)));
+            return ApplicationExit::Exited(reason, Some(Box::new(child)));
         }
-        () = outdated => Ended::Outdated,
-        _ = stop.wait_for(|stop| *stop) => Ended::Stopped,
+        () = outdated => ApplicationExit::Outdated,
+        _ = stop.wait_for(|stop| *stop) => ApplicationExit::Stopped,
         never = watching => match never {},
-        never = groups::maintain_record(&record, pid) => match never {},
+        never = process_groups::maintain_record(&record, pid) => match never {},
     };
-    if matches!(ended, Ended::Outdated) {
+    if matches!(ended, ApplicationExit::Outdated) {
         // New requests wait for the next process while this one completes its requests.
-        change_state(state, State::Waiting);
+        change_state(state, ApplicationPhase::Waiting);
         if !workload.borrow().ports.is_empty() {
             tracing::info!(
                 name,
@@ -267,8 +272,8 @@ async fn run(
     }
     let until = Instant::now() + STOP_MAX_WAIT;
     // The first process ends the others in its own order, as supervisors do.
-    descendants.iter_mut().for_each(Run::remember_descendants);
-    if child.stop(STOP_MAX_WAIT).await == End::Forced {
+    descendants.iter_mut().for_each(ApplicationRun::remember_descendants);
+    if child.stop(STOP_MAX_WAIT).await == StopOutcome::Forced {
         tracing::warn!(name, "the application did not exit on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
@@ -279,7 +284,7 @@ async fn run(
 
 /// Ends the processes of an application that left its process group: they would hold the ports that the next
 /// process needs.
-async fn end_leftovers(name: &str, descendants: Option<&Run>, max_wait: Duration) {
+async fn end_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wait: Duration) {
     let Some(descendants) = descendants else { return };
     for ended in descendants.wait_or_kill(max_wait).await {
         tracing::info!(name, process = ended, "killed a process that the application started");
@@ -287,15 +292,18 @@ async fn end_leftovers(name: &str, descendants: Option<&Run>, max_wait: Duration
 }
 
 /// True until the sidecar reports that no request is in progress. False without a sidecar.
-fn is_busy(reports: &watch::Receiver<Option<Report>>) -> bool {
+fn is_busy(reports: &watch::Receiver<Option<SidecarReport>>) -> bool {
     reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
 
 /// Updates the states of the ports and of the application. Never returns.
-async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> Infallible {
+async fn watch_ports(
+    observed: ObservedApplication,
+    progress: &watch::Sender<ApplicationProgress>,
+) -> Infallible {
     let pid = observed.pid;
     if observed.workload.borrow().ports.is_empty() {
-        change_state(progress, State::Running(pid));
+        change_state(progress, ApplicationPhase::Running(pid));
     }
     let (ports, mut changes) = watch::channel(Ports::new());
     let observing = ports::observe(observed, &ports);
@@ -305,10 +313,12 @@ async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> 
                 return std::future::pending::<()>().await;
             }
             let ports = changes.borrow_and_update().clone();
-            let is_up = ports.values().all(|port| matches!(port, Port::Ready | Port::Silent));
+            let is_up = ports
+                .values()
+                .all(|port| matches!(port, ObservedPort::Ready | ObservedPort::Silent));
             progress.send_modify(|progress| progress.ports = ports);
             if is_up {
-                change_state(progress, State::Running(pid));
+                change_state(progress, ApplicationPhase::Running(pid));
             }
         }
     };
@@ -316,9 +326,12 @@ async fn watch_ports(observed: Observed, progress: &watch::Sender<Progress>) -> 
     std::future::pending().await
 }
 
-impl Signals {
+impl ApplicationInputs {
     /// Returns the next launch once the workload has a command and its sidecar is ready; `None` on `stop`.
-    async fn next_launch(&mut self, state: &watch::Sender<Progress>) -> Option<Launch> {
+    async fn next_launch(
+        &mut self,
+        state: &watch::Sender<ApplicationProgress>,
+    ) -> Option<ApplicationLaunch> {
         loop {
             if *self.stop.borrow() {
                 return None;
@@ -326,11 +339,11 @@ impl Signals {
             let workload = self.workload.borrow_and_update().clone();
             let report = self.reports.borrow_and_update().clone();
             if workload.run.is_empty() {
-                change_state(state, State::Foreign);
+                change_state(state, ApplicationPhase::Foreign);
             } else {
-                change_state(state, State::Waiting);
+                change_state(state, ApplicationPhase::Waiting);
                 if let Some(report) = &report {
-                    return Some(Launch::from_report(&workload, report));
+                    return Some(ApplicationLaunch::from_report(&workload, report));
                 }
             }
             tokio::select! {
@@ -346,14 +359,14 @@ impl Signals {
 /// command and options count.
 async fn wait_until_outdated(
     workload: &mut watch::Receiver<Arc<Workload>>,
-    reports: &mut watch::Receiver<Option<Report>>,
-    launch: &Launch,
+    reports: &mut watch::Receiver<Option<SidecarReport>>,
+    launch: &ApplicationLaunch,
 ) {
     loop {
         let current = workload.borrow_and_update().clone();
         let report = reports.borrow_and_update().clone();
         let differs = match &report {
-            Some(report) => Launch::from_report(&current, report) != *launch,
+            Some(report) => ApplicationLaunch::from_report(&current, report) != *launch,
             None => current.run != launch.command || *current.run_options != launch.options,
         };
         if differs {
@@ -369,7 +382,7 @@ async fn wait_until_outdated(
 
 /// The parameters of an application's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Launch {
+pub(super) struct ApplicationLaunch {
     /// The program and its arguments; empty if there is no command.
     pub(super) command: Vec<String>,
     /// Variables added to the inherited environment.
@@ -378,8 +391,8 @@ pub(super) struct Launch {
     pub(super) options: RunOptions,
 }
 
-impl Launch {
-    fn from_report(workload: &Workload, report: &Report) -> Self {
+impl ApplicationLaunch {
+    fn from_report(workload: &Workload, report: &SidecarReport) -> Self {
         let mut environment = BTreeMap::new();
         // With redirection there is no HTTP proxy listener, and these variables are not set.
         if let Some(listener) = report.http_proxy() {
@@ -416,10 +429,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_application_learns_its_http_proxy_and_its_author_has_the_last_word() {
+    fn applications_get_the_http_proxy_unless_the_workload_overrides_it() {
         let mut workload = sample_workload();
-        let launch = Launch::from_report(&workload, &sample_report(15080));
-        let environment = |launch: &Launch, name: &str| launch.environment.get(name).cloned();
+        let launch = ApplicationLaunch::from_report(&workload, &sample_report(15080));
+        let environment =
+            |launch: &ApplicationLaunch, name: &str| launch.environment.get(name).cloned();
         let listener = Some("http://127.0.0.1:15080".to_owned());
         assert_eq!(environment(&launch, "HTTP_PROXY"), listener);
         assert_eq!(environment(&launch, "http_proxy"), listener);
@@ -429,23 +443,23 @@ mod tests {
 
         workload.address = "192.0.2.7".parse().unwrap();
         workload.run_options.env.insert("http_proxy".to_owned(), "mine".to_owned());
-        let launch = Launch::from_report(&workload, &sample_report(15080));
+        let launch = ApplicationLaunch::from_report(&workload, &sample_report(15080));
         assert_eq!(environment(&launch, "http_proxy"), Some("mine".to_owned()));
         let direct = environment(&launch, "NO_PROXY").unwrap();
         assert!(direct.ends_with(",192.0.2.7"), "{direct}");
     }
 
     #[test]
-    fn without_an_http_proxy_listener_nothing_is_said_of_one() {
-        let report = Report { open_listeners: BTreeMap::new(), ..sample_report(0) };
-        let launch = Launch::from_report(&sample_workload(), &report);
+    fn without_an_http_proxy_listener_no_variable_is_set() {
+        let report = SidecarReport { open_listeners: BTreeMap::new(), ..sample_report(0) };
+        let launch = ApplicationLaunch::from_report(&sample_workload(), &report);
         assert!(launch.environment.is_empty());
     }
 
     #[tokio::test]
     async fn only_its_own_settings_restart_an_application() {
         let first = Arc::new(sample_workload());
-        let launch = Launch::from_report(&first, &sample_report(15080));
+        let launch = ApplicationLaunch::from_report(&first, &sample_report(15080));
         let mut labelled = sample_workload();
         labelled.labels.insert("version".to_owned(), "v2".to_owned());
         labelled.ports.clear();
@@ -476,10 +490,10 @@ mod tests {
         }
     }
 
-    fn sample_report(port: u16) -> Report {
+    fn sample_report(port: u16) -> SidecarReport {
         let listener = ([127, 0, 0, 1], port).into();
         let open_listeners = BTreeMap::from([("http-proxy".to_owned(), listener)]);
-        Report {
+        SidecarReport {
             pid: 1,
             admin: listener,
             open_listeners,

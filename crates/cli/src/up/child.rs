@@ -13,24 +13,24 @@ use tokio::process::Command;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::console::{Console, Output, Progress, Speaker};
+use super::console::{Console, ConsoleProgress, LineSource, OutputStream};
 
 /// A child process in its own process group: signals of the terminal to the foreground group do not reach it,
 /// so that the supervisor controls the shutdown order. Killed on drop.
 #[derive(Debug)]
-pub(super) struct Child {
+pub(super) struct ChildProcess {
     process: tokio::process::Child,
     pid: Pid,
-    reach: Reach,
+    scope: StopScope,
     /// True if no process is left to signal.
-    gone: bool,
+    exited: bool,
     output: JoinSet<()>,
-    shown: Progress,
+    shown: ConsoleProgress,
 }
 
 /// The processes that end together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum StopScope {
     /// The process itself.
     Process,
     /// The process and its descendants that stayed in its group. They do not outlive the process: they would
@@ -38,16 +38,16 @@ pub(super) enum Reach {
     Group,
 }
 
-impl Child {
-    /// Starts a command. Its output goes to the console under the name of `speaker`.
+impl ChildProcess {
+    /// Starts a command. Its output goes to the console under the name of `line_source`.
     ///
     /// # Errors
     /// If the process cannot be started.
     pub(super) fn spawn(
         mut command: Command,
-        reach: Reach,
+        scope: StopScope,
         console: &Console,
-        speaker: &Speaker,
+        line_source: &LineSource,
     ) -> io::Result<Self> {
         let mut process = command
             .stdout(std::process::Stdio::piped())
@@ -59,17 +59,17 @@ impl Child {
         let pid = pid.and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
         started_pids().insert(pid.as_raw_nonzero().get());
-        let (mut output, shown) = (JoinSet::new(), Progress::default());
-        let follow = |to| (console.clone(), speaker.clone(), (to, shown.clone()));
+        let (mut output, shown) = (JoinSet::new(), ConsoleProgress::default());
+        let follow = |to| (console.clone(), line_source.clone(), (to, shown.clone()));
         if let Some(source) = process.stdout.take() {
-            let (console, speaker, to) = follow(console.standard_output());
-            output.spawn_local(console.forward_output(speaker, to.0, to.1, source));
+            let (console, line_source, to) = follow(console.standard_output());
+            output.spawn_local(console.forward_output(line_source, to.0, to.1, source));
         }
         if let Some(source) = process.stderr.take() {
-            let (console, speaker, to) = follow(Output::Error);
-            output.spawn_local(console.forward_output(speaker, to.0, to.1, source));
+            let (console, line_source, to) = follow(OutputStream::Error);
+            output.spawn_local(console.forward_output(line_source, to.0, to.1, source));
         }
-        Ok(Self { process, pid, reach, gone: false, output, shown })
+        Ok(Self { process, pid, scope, exited: false, output, shown })
     }
 
     /// Returns its process ID.
@@ -77,7 +77,7 @@ impl Child {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Waits until it has exited. Part of its output may still be unread, see [`Child::finish_output`]. Cancel
+    /// Waits until it has exited. Part of its output may still be unread, see [`ChildProcess::finish_output`]. Cancel
     /// safe: may be dropped and called again.
     pub(super) async fn wait_until_ended(&mut self) -> io::Result<ExitStatus> {
         let status = self.process.wait().await?;
@@ -114,12 +114,12 @@ impl Child {
     }
 
     /// Sends SIGTERM, and SIGKILL if it has not ended after `max_wait`.
-    pub(super) async fn stop(mut self, max_wait: Duration) -> End {
+    pub(super) async fn stop(mut self, max_wait: Duration) -> StopOutcome {
         let until = Instant::now() + max_wait;
         self.send_signal(Signal::TERM);
         let end = match timeout_at(until, self.wait_until_gone()).await {
-            Ok(()) => End::Orderly,
-            Err(_) => End::Forced,
+            Ok(()) => StopOutcome::Orderly,
+            Err(_) => StopOutcome::Forced,
         };
         self.kill();
         let complete = async {
@@ -133,7 +133,7 @@ impl Child {
     /// Waits until all processes within reach have ended.
     async fn wait_until_gone(&mut self) {
         drop(self.process.wait().await);
-        if self.reach == Reach::Process {
+        if self.scope == StopScope::Process {
             return;
         }
         // A zombie that is not reaped still counts as a member of the group; then the end of the output
@@ -154,23 +154,23 @@ impl Child {
 
     /// Kills the remaining processes.
     fn kill(&mut self) {
-        if !self.gone {
+        if !self.exited {
             self.send_signal(Signal::KILL);
             // After the process is reaped, its ID may belong to another process.
-            self.gone = self.process.id().is_none();
+            self.exited = self.process.id().is_none();
         }
     }
 
     /// Signals the process or its group. A group ID is reserved while the group has members, a process ID until
     /// the process is reaped.
     fn send_signal(&self, signal: Signal) {
-        if self.gone {
+        if self.exited {
             return;
         }
-        let sent = match self.reach {
-            Reach::Process if self.process.id().is_none() => return,
-            Reach::Process => kill_process(self.pid, signal),
-            Reach::Group => kill_process_group(self.pid, signal),
+        let sent = match self.scope {
+            StopScope::Process if self.process.id().is_none() => return,
+            StopScope::Process => kill_process(self.pid, signal),
+            StopScope::Group => kill_process_group(self.pid, signal),
         };
         if let Err(error) = sent {
             tracing::debug!(pid = self.pid(), %error, "a signal was not delivered");
@@ -178,14 +178,14 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
         started_pids().remove(&self.pid());
     }
 }
 
-/// True if this process ID belongs to a [`Child`] that is not dropped yet.
+/// True if this process ID belongs to a [`ChildProcess`] that is not dropped yet.
 pub(super) fn is_started(pid: i32) -> bool {
     started_pids().contains(&pid)
 }
@@ -197,7 +197,7 @@ fn started_pids() -> MutexGuard<'static, BTreeSet<i32>> {
 
 /// The end of a stopped process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum StopOutcome {
     /// It ended after SIGTERM.
     Orderly,
     /// It was killed.
@@ -230,13 +230,13 @@ mod tests {
     use super::*;
 
     /// Runs a script that writes "ready" to descriptor 3, which stays open while any of its processes lives.
-    async fn start(script: &str) -> (Child, UnixStream) {
+    async fn start(script: &str) -> (ChildProcess, UnixStream) {
         let (ours, theirs) = SocketPair::pair().unwrap();
         let mut command = Command::new("/bin/sh");
         command.args(["-c", &format!("exec 3<&0; {script}")]).stdin(OwnedFd::from(theirs));
-        let console = Console::start(Output::Error).unwrap();
-        let speaker = Speaker::new("child".to_owned(), "child");
-        let child = Child::spawn(command, Reach::Group, &console, &speaker).unwrap();
+        let console = Console::start(OutputStream::Error).unwrap();
+        let line_source = LineSource::new("child".to_owned(), "child");
+        let child = ChildProcess::spawn(command, StopScope::Group, &console, &line_source).unwrap();
         ours.set_nonblocking(true).unwrap();
         let mut ours = UnixStream::from_std(ours).unwrap();
         let mut word = [0; 6];
@@ -291,11 +291,15 @@ mod tests {
     async fn a_group_is_stopped_as_a_whole() {
         let all = async {
             for (script, max_wait, expected) in [
-                ("sleep 1000 & echo ready >&3; wait", LONG, End::Orderly),
+                ("sleep 1000 & echo ready >&3; wait", LONG, StopOutcome::Orderly),
                 // A shell that forks with a trap set may lose a signal meant for the child.
-                ("sleep 1000 & trap 'exit 0' TERM; echo ready >&3; wait", LONG, End::Orderly),
-                ("(trap '' TERM; echo ready >&3; sleep 1000) & wait", SHORT, End::Forced),
-                ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, End::Forced),
+                (
+                    "sleep 1000 & trap 'exit 0' TERM; echo ready >&3; wait",
+                    LONG,
+                    StopOutcome::Orderly,
+                ),
+                ("(trap '' TERM; echo ready >&3; sleep 1000) & wait", SHORT, StopOutcome::Forced),
+                ("trap '' TERM; echo ready >&3; sleep 1000", SHORT, StopOutcome::Forced),
             ] {
                 let (child, socket) = start(script).await;
                 assert_eq!(within_limit(child.stop(max_wait)).await, expected, "{script}");

@@ -19,12 +19,12 @@ pub(super) struct Console {
     /// The longest name so far, to align the lines.
     width: Arc<AtomicUsize>,
     /// The destination of the standard output of processes.
-    standard: Output,
+    standard: OutputStream,
 }
 
 /// An output of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub(crate) enum OutputStream {
     /// Standard output.
     Out,
     /// Standard error.
@@ -33,9 +33,9 @@ pub(crate) enum Output {
 
 /// The number of lines of a process that are on the console.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Progress(Arc<AtomicUsize>);
+pub(super) struct ConsoleProgress(Arc<AtomicUsize>);
 
-impl Progress {
+impl ConsoleProgress {
     fn count_line(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -50,29 +50,29 @@ impl Console {
     ///
     /// # Errors
     /// If a thread cannot be started.
-    pub(super) fn start(standard: Output) -> io::Result<Self> {
+    pub(super) fn start(standard: OutputStream) -> io::Result<Self> {
         let (out, error) = (log::standard_output()?, log::error_output()?);
         Ok(Self { out, error, width: Arc::new(AtomicUsize::new(0)), standard })
     }
 
     /// Returns the destination of the standard output of processes.
-    pub(super) fn standard_output(&self) -> Output {
+    pub(super) fn standard_output(&self) -> OutputStream {
         self.standard
     }
 
     /// Copies `source` line by line until it ends.
     pub(super) async fn forward_output(
         self,
-        speaker: Speaker,
-        output: Output,
-        progress: Progress,
+        line_source: LineSource,
+        output: OutputStream,
+        progress: ConsoleProgress,
         mut source: impl AsyncRead + Unpin,
     ) {
-        let width = self.width.fetch_max(speaker.name.len(), Ordering::Relaxed);
-        let prefix = |width: usize| speaker.line_prefix(width, output);
+        let width = self.width.fetch_max(line_source.name.len(), Ordering::Relaxed);
+        let prefix = |width: usize| line_source.line_prefix(width, output);
         let mut cutter = LineCutter::default();
         let mut chunk = vec![0; CHUNK_BYTES];
-        let mut shown = prefix(width.max(speaker.name.len()));
+        let mut shown = prefix(width.max(line_source.name.len()));
         loop {
             let count = source.read(&mut chunk).await.unwrap_or(0);
             let lines = match chunk.get(..count) {
@@ -93,15 +93,15 @@ impl Console {
     }
 
     /// Writes text of `leno up` itself.
-    pub(super) async fn print_text(&self, output: Output, text: String) {
+    pub(super) async fn print_text(&self, output: OutputStream, text: String) {
         self.write(output, text.as_bytes()).await;
     }
 
     /// Adds lines. A slow reader slows down processes that write much; a blocked one loses lines.
-    async fn write(&self, output: Output, text: &[u8]) {
+    async fn write(&self, output: OutputStream, text: &[u8]) {
         let queue = match output {
-            Output::Out => &self.out,
-            Output::Error => &self.error,
+            OutputStream::Out => &self.out,
+            OutputStream::Error => &self.error,
         };
         while queue.push(text).is_err() {
             if queue.is_blocked(BLOCKED_AFTER) {
@@ -114,13 +114,13 @@ impl Console {
 
 /// The source of lines: its name and color.
 #[derive(Debug, Clone)]
-pub(super) struct Speaker {
+pub(super) struct LineSource {
     name: String,
     color: u8,
 }
 
-impl Speaker {
-    /// Creates a speaker. The name of its family selects the color.
+impl LineSource {
+    /// Creates a line source. The name of its family selects the color.
     pub(super) fn new(name: String, family: &str) -> Self {
         // FNV-1a: the same name always has the same color.
         let hash = family.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -130,11 +130,11 @@ impl Speaker {
         Self { name, color: COLORS.get(index).copied().unwrap_or(39) }
     }
 
-    fn line_prefix(&self, width: usize, output: Output) -> String {
+    fn line_prefix(&self, width: usize, output: OutputStream) -> String {
         let Self { name, color } = self;
         let colored = match output {
-            Output::Out => io::stdout().is_terminal(),
-            Output::Error => io::stderr().is_terminal(),
+            OutputStream::Out => io::stdout().is_terminal(),
+            OutputStream::Error => io::stderr().is_terminal(),
         };
         match colored {
             true => format!("\x1b[{color}m{name:width$} |\x1b[0m "),
@@ -146,7 +146,7 @@ impl Speaker {
 /// Splits input into lines of bounded length.
 #[derive(Debug, Default)]
 struct LineCutter {
-    begun: Vec<u8>,
+    partial: Vec<u8>,
 }
 
 impl LineCutter {
@@ -155,25 +155,25 @@ impl LineCutter {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             let (line, rest) = bytes.split_at(end);
-            self.begun.extend_from_slice(line);
-            if self.begun.last() == Some(&b'\r') {
-                self.begun.pop();
+            self.partial.extend_from_slice(line);
+            if self.partial.last() == Some(&b'\r') {
+                self.partial.pop();
             }
-            lines.push(std::mem::take(&mut self.begun));
+            lines.push(std::mem::take(&mut self.partial));
             bytes = rest.get(1..).unwrap_or_default();
         }
-        self.begun.extend_from_slice(bytes);
-        if self.begun.len() >= LINE_BYTES_MAX {
-            lines.push(std::mem::take(&mut self.begun));
+        self.partial.extend_from_slice(bytes);
+        if self.partial.len() >= LINE_BYTES_MAX {
+            lines.push(std::mem::take(&mut self.partial));
         }
         lines
     }
 
     /// Returns the remaining bytes at the end of the input.
     fn remaining_lines(&mut self) -> Vec<Vec<u8>> {
-        match self.begun.is_empty() {
+        match self.partial.is_empty() {
             true => Vec::new(),
-            false => vec![std::mem::take(&mut self.begun)],
+            false => vec![std::mem::take(&mut self.partial)],
         }
     }
 }
@@ -216,13 +216,13 @@ mod tests {
         assert!(!pieces.is_empty());
         assert!(pieces.iter().all(|piece| piece.len() < LINE_BYTES_MAX + CHUNK_BYTES));
         let total: usize = pieces.iter().map(Vec::len).sum();
-        assert_eq!(total + cutter.begun.len(), 10 * CHUNK_BYTES);
+        assert_eq!(total + cutter.partial.len(), 10 * CHUNK_BYTES);
     }
 
     #[test]
     fn a_workload_and_its_sidecar_have_one_colour() {
-        let application = Speaker::new("a/b".to_owned(), "a/b");
-        let sidecar = Speaker::new("a/b sidecar".to_owned(), "a/b");
+        let application = LineSource::new("a/b".to_owned(), "a/b");
+        let sidecar = LineSource::new("a/b sidecar".to_owned(), "a/b");
         assert_eq!(application.color, sidecar.color);
         assert!(COLORS.contains(&application.color));
     }

@@ -19,21 +19,21 @@ use rustix::process::{
 use tokio::time::{Instant, sleep};
 
 use super::child;
-use super::sockets::{self, Process};
+use super::sockets::{self, ProcessEntry};
 
 /// One run of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct ApplicationRun {
     leader: i32,
     /// The start time of the first process, in clock ticks since boot.
     started: u64,
     /// The variable as a line of the environment.
-    mark: String,
+    marker: String,
     /// The descendants at the last `look`, with their start times.
     seen: BTreeMap<i32, u64>,
 }
 
-impl Run {
+impl ApplicationRun {
     /// Returns the run with this first process. `None` if the process has ended.
     pub(crate) fn from_leader(leader: i32) -> Option<Self> {
         let namespace = fs::read_link(NAMESPACE).ok()?;
@@ -43,13 +43,13 @@ impl Run {
 
     /// Returns the run with this first process, which may have ended.
     pub(super) fn new(namespace: &str, leader: i32, started: u64) -> Self {
-        let mark = format!("{VARIABLE}={namespace}/{leader}/{started}");
-        Self { leader, started, mark, seen: BTreeMap::new() }
+        let marker = format!("{VARIABLE}={namespace}/{leader}/{started}");
+        Self { leader, started, marker, seen: BTreeMap::new() }
     }
 
     /// Returns the name and the value of the variable.
     pub(crate) fn mark_variable(&self) -> Option<(&str, &str)> {
-        self.mark.split_once('=')
+        self.marker.split_once('=')
     }
 
     /// Signals the live processes.
@@ -126,7 +126,7 @@ impl Run {
 
     /// True for a process that started with the variable.
     pub(super) fn has_mark(&self, pid: i32) -> bool {
-        has_line(pid, |line| line == self.mark.as_bytes())
+        has_line(pid, |line| line == self.marker.as_bytes())
     }
 
     /// Signals a process. The pidfd refers to one process: the signal reaches no other after an ID is reused.
@@ -158,7 +158,7 @@ pub(super) fn adopt_orphans() -> anyhow::Result<()> {
 
 /// Returns the process with this ID, if it is a descendant of an ended application that `leno up` adopted. The
 /// commands that `leno up` runs are in its process group, except sidecars and first processes of applications.
-fn adopted_process(pid: i32) -> Option<Process> {
+fn adopted_process(pid: i32) -> Option<ProcessEntry> {
     let (process, own) = (sockets::read_process(pid)?, getpid().as_raw_nonzero().get());
     let is_adopted = process.parent == own
         && process.group != getpgrp().as_raw_nonzero().get()
@@ -179,11 +179,11 @@ fn reap_adopted() {
 
 /// The running applications.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Runs(Rc<RefCell<BTreeMap<WorkloadName, Run>>>);
+pub(super) struct ApplicationRuns(Rc<RefCell<BTreeMap<WorkloadName, ApplicationRun>>>);
 
-impl Runs {
+impl ApplicationRuns {
     /// Adds an application that has started.
-    pub(super) fn add_run(&self, workload: &WorkloadName, run: Run) {
+    pub(super) fn add_run(&self, workload: &WorkloadName, run: ApplicationRun) {
         self.0.borrow_mut().insert(workload.clone(), run);
     }
 
@@ -195,8 +195,8 @@ impl Runs {
     /// Kills all processes of the applications, including those in other sessions. `drop_supervisors` ends the
     /// tasks that would restart applications.
     pub(super) async fn kill_all(&self, drop_supervisors: impl FnOnce()) {
-        let mut runs: Vec<Run> = self.0.borrow().values().cloned().collect();
-        runs.iter_mut().for_each(Run::remember_descendants);
+        let mut runs: Vec<ApplicationRun> = self.0.borrow().values().cloned().collect();
+        runs.iter_mut().for_each(ApplicationRun::remember_descendants);
         drop_supervisors();
         runs.iter().for_each(|run| run.signal_all(Signal::KILL));
         let all_ended = async {
@@ -214,9 +214,9 @@ impl Runs {
 ///
 /// # Errors
 /// If `/proc` does not contain it.
-pub(crate) fn own_run() -> anyhow::Result<Run> {
+pub(crate) fn own_run() -> anyhow::Result<ApplicationRun> {
     let own = i32::try_from(std::process::id())?;
-    Run::from_leader(own).context("/proc does not show this process")
+    ApplicationRun::from_leader(own).context("/proc does not show this process")
 }
 
 /// The variable in the environment of applications.
@@ -236,7 +236,7 @@ mod tests {
 
     /// A shell with a child in another session, and the run of both. The first process of the run is the test
     /// itself.
-    fn start_shell(script: &str, run: &Run) -> Child {
+    fn start_shell(script: &str, run: &ApplicationRun) -> Child {
         let mut shell = Command::new("sh");
         shell
             .args(["-c", script])
@@ -248,7 +248,7 @@ mod tests {
         shell
     }
 
-    async fn until_members(run: &Run, count: usize) {
+    async fn until_members(run: &ApplicationRun, count: usize) {
         let found = async {
             while run.member_processes().len() != count {
                 tokio::task::yield_now().await;
@@ -260,8 +260,8 @@ mod tests {
     #[tokio::test]
     async fn a_child_in_a_session_of_its_own_is_ended_after_its_parent_and_no_other_process() {
         let own = own_run().unwrap();
-        let run = Run::new("of a test", own.leader, own.started);
-        let other = Run::new("of another test", own.leader, own.started);
+        let run = ApplicationRun::new("of a test", own.leader, own.started);
+        let other = ApplicationRun::new("of another test", own.leader, own.started);
         let mut external_client = start_shell("echo; exec sleep 600", &other);
         let mut parent = start_shell("setsid sh -c 'echo; exec sleep 600' & wait", &run);
         until_members(&run, 2).await;
@@ -269,7 +269,7 @@ mod tests {
         parent.wait().unwrap();
         until_members(&run, 1).await;
         // Its start precedes that of the run.
-        let later = Run { started: u64::MAX, ..run.clone() };
+        let later = ApplicationRun { started: u64::MAX, ..run.clone() };
         assert!(later.member_processes().is_empty());
         let ended = run.wait_or_kill(Duration::ZERO).await;
         assert_eq!(ended.len(), 1, "{ended:?}");
@@ -285,7 +285,7 @@ mod tests {
         parent.args(["-c", "env -i setsid sh -c 'echo; exec sleep 600' & wait"]);
         let mut parent = parent.process_group(0).stdout(Stdio::piped()).spawn().unwrap();
         parent.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let mut run = Run::from_leader(i32::try_from(parent.id()).unwrap()).unwrap();
+        let mut run = ApplicationRun::from_leader(i32::try_from(parent.id()).unwrap()).unwrap();
         run.remember_descendants();
         run.signal_all(Signal::TERM);
         parent.kill().unwrap();

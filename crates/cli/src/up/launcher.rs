@@ -14,25 +14,25 @@ use leno_model::{RunUser, Workload, WorkloadName};
 use tokio::process::Command;
 use tokio::sync::watch;
 
-use super::application::Launch;
+use super::application::ApplicationLaunch;
 use super::console::Console;
-use super::descendants::Runs;
-use super::groups;
+use super::descendants::ApplicationRuns;
 use super::placement::{Placement, Placements};
+use super::process_groups;
 use crate::data_directory::create_private;
 use crate::proxy::SUPERVISOR_OPTION;
 
 /// Creates the commands of workloads' processes.
 pub(super) struct Launcher {
     control: Control,
-    settings: Settings,
+    settings: LaunchSettings,
     console: Console,
-    runs: Runs,
+    runs: ApplicationRuns,
 }
 
 /// Settings that all workloads share.
 #[derive(Debug)]
-pub(super) struct Settings {
+pub(super) struct LaunchSettings {
     /// The data directory.
     pub(super) data: PathBuf,
     /// The path of this program.
@@ -50,8 +50,8 @@ pub(super) struct Settings {
 }
 
 impl Launcher {
-    pub(super) fn new(control: Control, settings: Settings, console: Console) -> Self {
-        Self { control, settings, console, runs: Runs::default() }
+    pub(super) fn new(control: Control, settings: LaunchSettings, console: Console) -> Self {
+        Self { control, settings, console, runs: ApplicationRuns::default() }
     }
 
     /// Returns the control plane.
@@ -74,7 +74,7 @@ impl Launcher {
     }
 
     /// Returns the running applications.
-    pub(super) fn runs(&self) -> &Runs {
+    pub(super) fn runs(&self) -> &ApplicationRuns {
         &self.runs
     }
 
@@ -124,7 +124,7 @@ impl Launcher {
     pub(super) fn application_command(
         &self,
         workload: &WorkloadName,
-        launch: &Launch,
+        launch: &ApplicationLaunch,
         placement: &Placement,
     ) -> Command {
         let mut command = self.own_command(placement);
@@ -149,7 +149,7 @@ impl Launcher {
 
     /// Returns the path of the record of an application's process group.
     pub(super) fn record_of(&self, workload: &WorkloadName) -> PathBuf {
-        groups::file_of(&self.settings.data, workload)
+        process_groups::file_of(&self.settings.data, workload)
     }
 
     /// Returns a command that runs this program, with the placement's wrapper before it.
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_surely_no_credential_is_damage() {
+    fn only_unambiguous_non_credentials_count_as_damage() {
         let io = |kind: ErrorKind| CredentialError::Io(io::Error::from(kind));
         for (error, damage) in [
             (CredentialError::KeyMissing, true),

@@ -11,14 +11,14 @@ use leno_model::Workload;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use super::console::{Console, Output};
-use super::descendants::Runs;
-use super::fleet::{Fleet, Standing};
-use super::groups;
-use super::launcher::{Launcher, Settings};
-use super::netns::{Namespaces, NetnsOptions};
+use super::console::{Console, OutputStream};
+use super::descendants::ApplicationRuns;
+use super::launcher::{LaunchSettings, Launcher};
+use super::local_workloads::{LocalWorkloads, WorkloadState};
+use super::netns::{NetnsOptions, WorkloadNamespaces};
 use super::placement::Placements;
-use super::summary::{self, Introduced};
+use super::process_groups;
+use super::summary::{self, SummaryWorkload};
 use crate::control::start;
 use crate::data_directory::DataDirectory;
 use crate::limits::SidecarLimitArgs;
@@ -27,7 +27,7 @@ use crate::proxy::AccessLogArgs;
 
 /// Options of a mesh on one machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Options {
+pub(crate) struct LocalMeshOptions {
     /// The access log of sidecars.
     pub(crate) access_log: AccessLogArgs,
     /// Limits and timeouts of sidecars.
@@ -41,13 +41,13 @@ pub(crate) struct Options {
     /// The options of network namespaces, if each workload gets its own.
     pub(crate) netns: Option<NetnsOptions>,
     /// The destination of the standard output of processes.
-    pub(crate) output: Output,
+    pub(crate) output: OutputStream,
 }
 
 /// A mesh on one machine. [`LocalMesh::supervise_until`] must be polled to supervise it.
 pub(crate) struct LocalMesh {
     launcher: Rc<Launcher>,
-    fleet: Fleet,
+    fleet: LocalWorkloads,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
     status: watch::Receiver<Arc<Status>>,
     /// Held until all processes have ended.
@@ -64,9 +64,9 @@ impl LocalMesh {
     pub(crate) async fn start(
         config: Config,
         data: DataDirectory,
-        options: Options,
+        options: LocalMeshOptions,
     ) -> anyhow::Result<Self> {
-        for ended in groups::end_leftovers(data.path()).await {
+        for ended in process_groups::end_leftovers(data.path()).await {
             tracing::info!(process = %ended, "ended an application's process that a killed `leno up` left");
         }
         let config = Config { supervised: true, ..config };
@@ -76,7 +76,7 @@ impl LocalMesh {
         let console = Console::start(options.output).context("the console cannot be started")?;
         let (mut workloads, status) = (control.watch_workloads(), control.watch_status());
         let launcher = Rc::new(Launcher::new(control, settings, console));
-        let mut fleet = Fleet::new(Rc::clone(&launcher));
+        let mut fleet = LocalWorkloads::new(Rc::clone(&launcher));
         fleet.set_wanted(&workloads.borrow_and_update());
         Ok(Self { launcher, fleet, workloads, status, _data: data })
     }
@@ -111,11 +111,11 @@ impl LocalMesh {
         let mut members = Vec::new();
         for member in &standing {
             let namespace = self.launcher.placements().namespace_of(&member.workload.name).await;
-            members.push(Introduced { standing: member, namespace });
+            members.push(SummaryWorkload { workload_state: member, namespace });
         }
         let text = summary::render(&status, &members, hint);
-        self.launcher.console().print_text(Output::Out, text).await;
-        let waits = |member: &&Standing| !member.is_up();
+        self.launcher.console().print_text(OutputStream::Out, text).await;
+        let waits = |member: &&WorkloadState| !member.is_up();
         let waiting: Vec<String> =
             standing.iter().filter(waits).map(|member| member.workload.name.to_string()).collect();
         if !waiting.is_empty() {
@@ -135,7 +135,7 @@ impl LocalMesh {
     }
 
     /// Returns the states of the workloads.
-    pub(crate) fn member_statuses(&self) -> Vec<Standing> {
+    pub(crate) fn member_statuses(&self) -> Vec<WorkloadState> {
         self.fleet.member_statuses()
     }
 
@@ -147,7 +147,7 @@ impl LocalMesh {
     }
 
     /// Returns the running applications.
-    pub(super) fn runs(&self) -> Runs {
+    pub(super) fn runs(&self) -> ApplicationRuns {
         self.launcher.runs().clone()
     }
 
@@ -177,7 +177,7 @@ impl LocalMesh {
         let standing = self.fleet.member_statuses();
         status.registered == status.workloads
             && standing.len() == status.workloads
-            && standing.iter().all(Standing::is_settled)
+            && standing.iter().all(WorkloadState::is_settled)
     }
 }
 
@@ -191,19 +191,19 @@ fn create_placements(
     netns: Option<NetnsOptions>,
 ) -> anyhow::Result<(Config, Placements)> {
     let Some(netns) = netns else { return Ok((config, Placements::OpenListeners)) };
-    let namespaces = Namespaces::create(netns)?;
+    let namespaces = WorkloadNamespaces::create(netns)?;
     config.listen.set_ip(namespaces.gateway().into());
     Ok((config, Placements::Namespaces(Arc::new(Mutex::new(namespaces)))))
 }
 
 fn launcher_settings(
     config: &Config,
-    options: &Options,
+    options: &LocalMeshOptions,
     placements: Placements,
-) -> anyhow::Result<Settings> {
+) -> anyhow::Result<LaunchSettings> {
     let mut sidecar_options = options.limits.to_arguments();
     sidecar_options.extend(options.access_log.to_arguments());
-    Ok(Settings {
+    Ok(LaunchSettings {
         data: config.data.clone(),
         binary: std::env::current_exe().context("cannot find this program")?,
         placements,

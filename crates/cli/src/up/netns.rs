@@ -16,7 +16,7 @@ use leno_proxy::{INBOUND_PORT, MARK, OUTBOUND_PORT};
 pub(super) use leftovers::remove_leftovers;
 
 use super::placement::Placement;
-use crate::range::Range;
+use crate::cidr_range::CidrRange;
 
 /// Options of `leno up --netns`.
 #[derive(Debug, Clone, Args)]
@@ -30,7 +30,7 @@ pub(crate) struct NetnsOptions {
     exclude_outbound_ports: Vec<u16>,
     /// Destination ranges that bypass the sidecar, such as 192.0.2.0/24
     #[arg(long, value_name = "RANGE,…", value_delimiter = ',', requires = "netns")]
-    exclude_outbound_ranges: Vec<Range>,
+    exclude_outbound_ranges: Vec<CidrRange>,
     /// Application ports that clients reach directly, without mutual TLS
     #[arg(long, value_name = "PORT,…", value_delimiter = ',', requires = "netns")]
     exclude_inbound_ports: Vec<u16>,
@@ -38,16 +38,16 @@ pub(crate) struct NetnsOptions {
 
 /// The network namespaces of one `leno up`, and the bridge that connects them. Removed on drop.
 #[derive(Debug)]
-pub(super) struct Namespaces {
+pub(super) struct WorkloadNamespaces {
     options: NetnsOptions,
     bridge: String,
     /// The lock that marks the bridge as in use. Released after the removal.
-    _claim: leftovers::Claim,
-    placed: BTreeMap<WorkloadName, Namespace>,
+    _claim: leftovers::BridgeLock,
+    placed: BTreeMap<WorkloadName, WorkloadNamespace>,
 }
 
 #[derive(Debug)]
-struct Namespace {
+struct WorkloadNamespace {
     name: String,
     host: u16,
 }
@@ -58,19 +58,19 @@ pub(crate) struct Subnet([u8; 2]);
 
 /// A route in the JSON output of iproute2.
 #[derive(Debug, serde::Deserialize)]
-struct Route {
+struct IpRoute {
     dst: String,
     dev: Option<String>,
 }
 
-impl Namespaces {
+impl WorkloadNamespaces {
     /// Creates the bridge, after removing the leftovers of killed meshes.
     pub(super) fn create(options: NetnsOptions) -> anyhow::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             bail!("--netns requires root: use sudo, or omit --netns to use outbound listeners");
         }
         let bridge = format!("leno{}", std::process::id());
-        let claim = leftovers::Claim::new(&bridge)?;
+        let claim = leftovers::BridgeLock::new(&bridge)?;
         for removed in leftovers::remove(Some(&bridge))? {
             tracing::info!(object = %removed, "removed a leftover of a killed mesh");
         }
@@ -94,7 +94,7 @@ impl Namespaces {
         if !self.placed.contains_key(workload) {
             let host = self.free_host().context("all addresses of the subnet are in use")?;
             let name = format!("{}-{host}", self.bridge);
-            self.placed.insert(workload.clone(), Namespace { name, host });
+            self.placed.insert(workload.clone(), WorkloadNamespace { name, host });
             if let Err(error) = self.build(workload) {
                 self.remove(workload);
                 return Err(error.context(format!("the namespace of {workload}")));
@@ -117,7 +117,7 @@ impl Namespaces {
     }
 
     fn build(&self, workload: &WorkloadName) -> anyhow::Result<()> {
-        let Namespace { name, host } = &self.placed[workload];
+        let WorkloadNamespace { name, host } = &self.placed[workload];
         let address = format!("{}/16", self.options.netns_subnet.host_address(*host));
         let gateway = self.gateway().to_string();
         let outer = host_link(name);
@@ -155,7 +155,7 @@ impl Namespaces {
     }
 }
 
-impl Drop for Namespaces {
+impl Drop for WorkloadNamespaces {
     fn drop(&mut self) {
         for namespace in self.placed.values() {
             remove_namespace(&namespace.name);
@@ -177,7 +177,7 @@ impl Subnet {
     /// Returns an error if this machine already routes a part of the network. A wider route is no conflict: the
     /// more specific route wins.
     fn refuse_if_in_use(self) -> anyhow::Result<()> {
-        let Some(Route { dst, dev }) = self.routes_within()?.into_iter().next() else {
+        let Some(IpRoute { dst, dev }) = self.routes_within()?.into_iter().next() else {
             return Ok(());
         };
         let by = dev.map(|device| match leftovers::maker_pid(&device) {
@@ -195,7 +195,7 @@ impl Subnet {
     }
 
     /// Returns the routes to the network and its parts, from all routing tables.
-    fn routes_within(self) -> anyhow::Result<Vec<Route>> {
+    fn routes_within(self) -> anyhow::Result<Vec<IpRoute>> {
         let network = self.to_string();
         let reported = run_ip(&["-json", "-4", "route", "show", "table", "all", "root", &network])?;
         // Without a route the output is empty, or an empty list.
@@ -230,7 +230,7 @@ impl std::str::FromStr for Subnet {
     }
 }
 
-fn build_placement(namespace: &Namespace, address: Ipv4Addr) -> Placement {
+fn build_placement(namespace: &WorkloadNamespace, address: Ipv4Addr) -> Placement {
     let wrapper = ["ip", "netns", "exec", &namespace.name];
     let options = [
         "--redirect-address".to_owned(),

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use leno_model::WorkloadName;
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::netns::Namespaces;
+use super::netns::WorkloadNamespaces;
 
 /// The placement of a mesh's workloads.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) enum Placements {
     /// In the host's network namespace: traffic goes through outbound listeners on loopback.
     OpenListeners,
     /// Each in its own network namespace, with its traffic redirected.
-    Namespaces(Arc<Mutex<Namespaces>>),
+    Namespaces(Arc<Mutex<WorkloadNamespaces>>),
 }
 
 /// The placement of one workload.
@@ -72,8 +72,8 @@ impl Placements {
 
 /// Runs the blocking commands that change namespaces on a separate thread.
 async fn change_in_background<T: Send + 'static>(
-    namespaces: &Arc<Mutex<Namespaces>>,
-    change: impl FnOnce(&mut Namespaces) -> T + Send + 'static,
+    namespaces: &Arc<Mutex<WorkloadNamespaces>>,
+    change: impl FnOnce(&mut WorkloadNamespaces) -> T + Send + 'static,
 ) -> Result<T, JoinError> {
     let namespaces = Arc::clone(namespaces);
     let changed = spawn_blocking(move || {

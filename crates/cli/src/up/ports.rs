@@ -14,12 +14,12 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
-use super::descendants::Run;
-use super::sockets::{self, Listening};
+use super::descendants::ApplicationRun;
+use super::sockets::{self, ListeningSocket};
 
 /// The state of one port of a running application.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Port {
+pub(super) enum ObservedPort {
     /// No process listens there yet, or the first readiness check has not succeeded.
     Starting,
     /// Like `Starting`, for longer than requests wait for the start. The problem is reported.
@@ -34,7 +34,7 @@ pub(super) enum Port {
     Taken(String),
 }
 
-impl Port {
+impl ObservedPort {
     /// Returns a description of the problem, if the port is not served.
     pub(super) fn describe_problem(&self) -> Option<String> {
         match self {
@@ -53,11 +53,11 @@ impl Port {
 }
 
 /// The port states of an application, by port number.
-pub(super) type Ports = BTreeMap<u16, Port>;
+pub(super) type Ports = BTreeMap<u16, ObservedPort>;
 
 /// The observed application.
 #[derive(Debug, Clone)]
-pub(super) struct Observed {
+pub(super) struct ObservedApplication {
     pub(super) pid: i32,
     pub(super) workload: watch::Receiver<Arc<Workload>>,
     /// The listening sockets before its start.
@@ -68,7 +68,7 @@ pub(super) struct Observed {
 
 /// State kept between two checks.
 #[derive(Debug, Clone, Default)]
-struct Memory {
+struct PortMemory {
     /// Sockets of the application itself.
     own: BTreeSet<u64>,
     /// Sockets of other processes, with descriptions of these.
@@ -87,9 +87,9 @@ pub(super) fn listening_now() -> BTreeSet<u64> {
 }
 
 /// Publishes the states of the application's ports until dropped.
-pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
+pub(super) async fn observe(observed: ObservedApplication, states: &watch::Sender<Ports>) {
     let began = Instant::now();
-    let mut memory = Memory::default();
+    let mut memory = PortMemory::default();
     let mut pause = LOOK_SOON;
     loop {
         let (task, known) = (observed.clone(), memory.clone());
@@ -101,7 +101,7 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
         });
         let Ok((ports, next)) = looked.await else { return };
         memory = next;
-        let settled = !ports.values().any(Port::is_starting);
+        let settled = !ports.values().any(ObservedPort::is_starting);
         states.send_if_modified(|known| {
             let differs = *known != ports;
             *known = ports;
@@ -113,7 +113,7 @@ pub(super) async fn observe(observed: Observed, states: &watch::Sender<Ports>) {
 }
 
 /// Checks all ports once. `age` is the time since the start of the application.
-fn check_ports(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports {
+fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Duration) -> Ports {
     let workload = observed.workload.borrow().clone();
     let all = sockets::listening_sockets(observed.pid);
     let known: BTreeSet<u64> = all.iter().map(|socket| socket.inode).collect();
@@ -124,26 +124,26 @@ fn check_ports(observed: &Observed, memory: &mut Memory, age: Duration) -> Ports
         let address = SocketAddr::new(workload.address, port.port);
         let found = find_owner(observed, memory, &sockets::sockets_for(address, &all));
         let state = match found {
-            Owner::Nobody if age >= STARTING_MAX || memory.was_ready => Port::Silent,
-            Owner::Nobody => starting_port(age, PORT_SILENT),
-            Owner::Application => Port::Ready,
-            Owner::Other(by) => Port::Taken(by),
+            PortOwner::Nobody if age >= STARTING_MAX || memory.was_ready => ObservedPort::Silent,
+            PortOwner::Nobody => starting_port(age, PORT_SILENT),
+            PortOwner::Application => ObservedPort::Ready,
+            PortOwner::Other(by) => ObservedPort::Taken(by),
         };
         ports.insert(port.port, state);
     }
     if let Some(get) = &workload.run_options.http_get
-        && ports.get(&get.port) == Some(&Port::Ready)
+        && ports.get(&get.port) == Some(&ObservedPort::Ready)
     {
         let address = SocketAddr::new(workload.address, get.port);
         ports.insert(get.port, check_port(observed, address, &get.path, memory, age));
     }
-    memory.was_ready |= ports.values().all(|port| *port == Port::Ready);
+    memory.was_ready |= ports.values().all(|port| *port == ObservedPort::Ready);
     ports
 }
 
 /// The owner of a port.
 #[derive(Debug, PartialEq, Eq)]
-enum Owner {
+enum PortOwner {
     Nobody,
     Application,
     Other(String),
@@ -153,8 +153,12 @@ enum Owner {
 /// (`SO_REUSEPORT`), so that a single socket of another process makes that process the owner. A socket belongs
 /// to the application if any of its processes has it open. A socket with a hidden owner belongs to another
 /// process if it existed before the application.
-fn find_owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) -> Owner {
-    let is_known = |memory: &Memory, inode: u64| {
+fn find_owner(
+    observed: &ObservedApplication,
+    memory: &mut PortMemory,
+    found: &[&ListeningSocket],
+) -> PortOwner {
+    let is_known = |memory: &PortMemory, inode: u64| {
         memory.own.contains(&inode) || memory.foreign.contains_key(&inode)
     };
     let unknown = found.iter().map(|socket| socket.inode).filter(|it| !is_known(memory, *it));
@@ -175,9 +179,9 @@ fn find_owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) ->
         memory.foreign.insert(inode, by);
     }
     match found.iter().find_map(|socket| memory.foreign.get(&socket.inode)) {
-        Some(by) => Owner::Other(by.clone()),
-        None if found.is_empty() => Owner::Nobody,
-        None => Owner::Application,
+        Some(by) => PortOwner::Other(by.clone()),
+        None if found.is_empty() => PortOwner::Nobody,
+        None => PortOwner::Application,
     }
 }
 
@@ -185,7 +189,7 @@ fn find_owner(observed: &Observed, memory: &mut Memory, found: &[&Listening]) ->
 /// tree, group and session.
 fn application_processes(pid: i32) -> BTreeSet<i32> {
     let mut found = sockets::process_tree(pid);
-    if let Some(run) = Run::from_leader(pid) {
+    if let Some(run) = ApplicationRun::from_leader(pid) {
         found.extend(sockets::all_pids().filter(|pid| run.has_mark(*pid)));
     }
     found
@@ -193,12 +197,12 @@ fn application_processes(pid: i32) -> BTreeSet<i32> {
 
 /// Returns the state of a port on which the application listens, from its readiness check.
 fn check_port(
-    observed: &Observed,
+    observed: &ObservedApplication,
     address: SocketAddr,
     path: &str,
-    memory: &mut Memory,
+    memory: &mut PortMemory,
     age: Duration,
-) -> Port {
+) -> ObservedPort {
     let path = path.to_owned();
     let namespace = observed.is_apart.then_some(observed.pid);
     // The thread stays in the namespace that it enters.
@@ -217,16 +221,16 @@ fn check_port(
     memory.failures = if ready { 0 } else { memory.failures.saturating_add(1) };
     memory.was_checked |= ready;
     match ready {
-        true => Port::Ready,
-        false if memory.was_checked && memory.failures < FAILURES_MAX => Port::Ready,
-        false if memory.was_checked || age >= STARTING_MAX => Port::Unready,
+        true => ObservedPort::Ready,
+        false if memory.was_checked && memory.failures < FAILURES_MAX => ObservedPort::Ready,
+        false if memory.was_checked || age >= STARTING_MAX => ObservedPort::Unready,
         false => starting_port(age, PORT_UNREADY),
     }
 }
 
 /// Returns the state of a port that is not ready at this age. Requests wait in either state.
-fn starting_port(age: Duration, problem: &'static str) -> Port {
-    if age >= OVERDUE_AFTER { Port::Overdue(problem) } else { Port::Starting }
+fn starting_port(age: Duration, problem: &'static str) -> ObservedPort {
+    if age >= OVERDUE_AFTER { ObservedPort::Overdue(problem) } else { ObservedPort::Starting }
 }
 
 /// Sends the readiness request; true if the status is 200 to 299.
@@ -267,7 +271,7 @@ mod tests {
 
     use super::*;
 
-    fn observe_process(pid: i32, port: u16) -> Observed {
+    fn observe_process(pid: i32, port: u16) -> ObservedApplication {
         let text = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {{name: a-1, namespace: b}}\n\
              spec: {{ports: [{{port: {port}}}], run: [\"true\"]}}\n"
@@ -278,7 +282,7 @@ mod tests {
         };
         let before = BTreeSet::new();
         let workload = watch::channel(Arc::new(workload)).1;
-        Observed { pid, workload, before, is_apart: false }
+        ObservedApplication { pid, workload, before, is_apart: false }
     }
 
     #[test]
@@ -286,28 +290,28 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         let own = i32::try_from(std::process::id()).unwrap();
-        let mut memory = Memory::default();
+        let mut memory = PortMemory::default();
         let ports = check_ports(&observe_process(own, port), &mut memory, Duration::ZERO);
-        assert_eq!(ports[&port], Port::Ready);
+        assert_eq!(ports[&port], ObservedPort::Ready);
         // The test process is outside the tree of the child.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = i32::try_from(child.id()).unwrap();
         let ports =
-            check_ports(&observe_process(other, port), &mut Memory::default(), Duration::ZERO);
-        let Port::Taken(by) = &ports[&port] else { panic!("{ports:?}") };
+            check_ports(&observe_process(other, port), &mut PortMemory::default(), Duration::ZERO);
+        let ObservedPort::Taken(by) = &ports[&port] else { panic!("{ports:?}") };
         assert!(by.contains(&format!("process {own}")), "{by}");
         drop(socket);
         let ports =
-            check_ports(&observe_process(other, port), &mut Memory::default(), Duration::ZERO);
-        assert_eq!(ports[&port], Port::Starting);
+            check_ports(&observe_process(other, port), &mut PortMemory::default(), Duration::ZERO);
+        assert_eq!(ports[&port], ObservedPort::Starting);
         // Requests fail after 10 s; the start timeout is 60 s.
         let ports =
-            check_ports(&observe_process(other, port), &mut Memory::default(), OVERDUE_AFTER);
-        assert_eq!(ports[&port], Port::Overdue(PORT_SILENT));
+            check_ports(&observe_process(other, port), &mut PortMemory::default(), OVERDUE_AFTER);
+        assert_eq!(ports[&port], ObservedPort::Overdue(PORT_SILENT));
         assert_eq!(ports[&port].describe_problem().as_deref(), Some(PORT_SILENT));
         let ports =
-            check_ports(&observe_process(other, port), &mut Memory::default(), STARTING_MAX);
-        assert_eq!(ports[&port], Port::Silent);
+            check_ports(&observe_process(other, port), &mut PortMemory::default(), STARTING_MAX);
+        assert_eq!(ports[&port], ObservedPort::Silent);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -324,10 +328,11 @@ mod tests {
         let pid = i32::try_from(first.id()).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
-        let mut daemon = start_holder(socket, Run::from_leader(pid).unwrap().mark_variable());
+        let mut daemon =
+            start_holder(socket, ApplicationRun::from_leader(pid).unwrap().mark_variable());
         let ports =
-            check_ports(&observe_process(pid, port), &mut Memory::default(), Duration::ZERO);
-        assert_eq!(ports[&port], Port::Ready);
+            check_ports(&observe_process(pid, port), &mut PortMemory::default(), Duration::ZERO);
+        assert_eq!(ports[&port], ObservedPort::Ready);
         for child in [&mut first, &mut daemon] {
             child.kill().unwrap();
             child.wait().unwrap();
@@ -349,12 +354,12 @@ mod tests {
         let port = first.local_addr().unwrap().port();
         let mut own = start_holder(first, None);
         let pid = i32::try_from(own.id()).unwrap();
-        let mut memory = Memory::default();
+        let mut memory = PortMemory::default();
         let mut state =
             || check_ports(&observe_process(pid, port), &mut memory, Duration::ZERO)[&port].clone();
-        assert_eq!(state(), Port::Ready);
+        assert_eq!(state(), ObservedPort::Ready);
         let _second = shared(port);
-        let Port::Taken(by) = state() else { panic!("it is taken") };
+        let ObservedPort::Taken(by) = state() else { panic!("it is taken") };
         assert!(by.contains(&format!("process {}", std::process::id())), "{by}");
         own.kill().unwrap();
         own.wait().unwrap();

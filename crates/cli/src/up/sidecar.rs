@@ -15,22 +15,22 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::application::Progress;
-use super::child::{Child, End, Reach};
-use super::console::Speaker;
+use super::application::ApplicationProgress;
+use super::child::{ChildProcess, StopOutcome, StopScope};
+use super::console::LineSource;
 use super::launcher::Launcher;
 use super::placement::Placement;
 use super::restart::Restarts;
 use crate::output;
-use crate::proxy::{Order, Report};
+use crate::proxy::{SidecarReport, SupervisorOrder};
 
 /// Keeps the sidecar of a workload running until `stop`. `reports` holds its last report while it runs, `None`
 /// otherwise.
 pub(super) async fn supervise(
     through: (&Launcher, &Placement),
     workload: &Workload,
-    reports: &watch::Sender<Option<Report>>,
-    mut on: Signals,
+    reports: &watch::Sender<Option<SidecarReport>>,
+    mut on: SidecarTaskInputs,
 ) {
     let name = &workload.name;
     let mut restarts = Restarts::default();
@@ -39,12 +39,12 @@ pub(super) async fn supervise(
         let ended = run(through.0, through.1, workload, reports, &mut on).await;
         reports.send_replace(None);
         let reason = match ended {
-            Ok(Ended::Stopped(End::Orderly)) => return,
-            Ok(Ended::Stopped(End::Forced)) => {
+            Ok(SidecarExit::Stopped(StopOutcome::Orderly)) => return,
+            Ok(SidecarExit::Stopped(StopOutcome::Forced)) => {
                 return tracing::warn!(%name, "the sidecar did not drain in time and was killed");
             }
-            Ok(Ended::Exited(status)) => status.to_string(),
-            Ok(Ended::Replaced) => REPLACED.to_owned(),
+            Ok(SidecarExit::Exited(status)) => status.to_string(),
+            Ok(SidecarExit::Replaced) => REPLACED.to_owned(),
             Err(error) => output::format_error(&error),
         };
         let delay = restarts.delay_after(began.elapsed());
@@ -57,9 +57,9 @@ pub(super) async fn supervise(
 }
 
 /// Inputs of a sidecar's supervisor.
-pub(super) struct Signals {
+pub(super) struct SidecarTaskInputs {
     /// The state of its application.
-    pub(super) application: watch::Receiver<Progress>,
+    pub(super) application: watch::Receiver<ApplicationProgress>,
     /// True if the sidecar should report its requests in progress.
     pub(super) counting: watch::Receiver<bool>,
     /// True if it should stop permanently.
@@ -67,8 +67,8 @@ pub(super) struct Signals {
 }
 
 /// The end of a run.
-enum Ended {
-    Stopped(End),
+enum SidecarExit {
+    Stopped(StopOutcome),
     Exited(ExitStatus),
     /// Another sidecar joined in its place.
     Replaced,
@@ -78,15 +78,15 @@ async fn run(
     launcher: &Launcher,
     placement: &Placement,
     workload: &Workload,
-    reports: &watch::Sender<Option<Report>>,
-    on: &mut Signals,
-) -> anyhow::Result<Ended> {
+    reports: &watch::Sender<Option<SidecarReport>>,
+    on: &mut SidecarTaskInputs,
+) -> anyhow::Result<SidecarExit> {
     let mut command = launcher.sidecar_command(workload, placement)?;
     let (ours, theirs) = SocketPair::pair().context("a socket for its reports")?;
     command.stdin(Stdio::from(OwnedFd::from(theirs)));
     let name = workload.name.to_string();
-    let speaker = Speaker::new(format!("{name} sidecar"), &name);
-    let mut child = Child::spawn(command, Reach::Process, launcher.console(), &speaker)
+    let speaker = LineSource::new(format!("{name} sidecar"), &name);
+    let mut child = ChildProcess::spawn(command, StopScope::Process, launcher.console(), &speaker)
         .context("the sidecar cannot be started")?;
     ours.set_nonblocking(true).context("the socket of its reports")?;
     let socket = UnixStream::from_std(ours).context("the socket of its reports")?;
@@ -100,16 +100,16 @@ async fn run(
         tokio::select! {
             status = child.wait_until_ended() => {
                 child.finish_output().await;
-                return Ok(Ended::Exited(status?));
+                return Ok(SidecarExit::Exited(status?));
             }
             _ = on.stop.wait_for(|stop| *stop) => {
                 let max_wait = launcher.drain_timeout() + DRAIN_SLACK;
-                return Ok(Ended::Stopped(child.stop(max_wait).await));
+                return Ok(SidecarExit::Stopped(child.stop(max_wait).await));
             }
             () = &mut replaced => {
                 let max_wait = launcher.drain_timeout() + DRAIN_SLACK;
                 child.stop(max_wait).await;
-                return Ok(Ended::Replaced);
+                return Ok(SidecarExit::Replaced);
             }
             () = &mut listening, if listens => listens = false,
             () = &mut ordering, if obeys => obeys = false,
@@ -136,13 +136,13 @@ async fn until_replaced(
 /// Sends the sidecar each changed order, until the socket closes.
 async fn send_orders(
     mut socket: OwnedWriteHalf,
-    mut application: watch::Receiver<Progress>,
+    mut application: watch::Receiver<ApplicationProgress>,
     mut counting: watch::Receiver<bool>,
 ) {
     let mut last = None;
     loop {
         let ordered = application.borrow_and_update().to_order();
-        let order = Order {
+        let order = SupervisorOrder {
             count_requests: *counting.borrow_and_update() || ordered.count_requests,
             ..ordered
         };
@@ -172,7 +172,7 @@ pub(super) async fn wait_until_quiet(is_busy: impl Fn() -> bool, max_wait: Durat
 }
 
 /// Receives reports until the sidecar ends or sends one that cannot be parsed.
-async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<Report>>) {
+async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<SidecarReport>>) {
     let mut socket = BufReader::new(socket);
     let mut line = String::new();
     loop {

@@ -7,14 +7,14 @@ use std::path::Path;
 
 /// A listening TCP socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Listening {
+pub(super) struct ListeningSocket {
     pub(super) address: SocketAddr,
     pub(super) inode: u64,
 }
 
 /// A process and its relations to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Process {
+pub(super) struct ProcessEntry {
     pub(super) parent: i32,
     pub(super) group: i32,
     pub(super) session: i32,
@@ -24,7 +24,7 @@ pub(super) struct Process {
 }
 
 /// Returns the listening sockets in the network namespace of a process.
-pub(super) fn listening_sockets(pid: i32) -> Vec<Listening> {
+pub(super) fn listening_sockets(pid: i32) -> Vec<ListeningSocket> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
     let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read(name).ok());
     tables.flat_map(|table| parse_table(&table)).collect()
@@ -32,24 +32,24 @@ pub(super) fn listening_sockets(pid: i32) -> Vec<Listening> {
 
 /// Returns the process `root`, the processes of its group and session, and the descendants of all of these.
 pub(super) fn process_tree(root: i32) -> BTreeSet<i32> {
-    let processes: BTreeMap<i32, Process> =
+    let processes: BTreeMap<i32, ProcessEntry> =
         all_pids().filter_map(|pid| Some((pid, read_process(pid)?))).collect();
     tree_members(root, &processes)
 }
 
 /// Returns the process with this ID.
-pub(super) fn read_process(pid: i32) -> Option<Process> {
+pub(super) fn read_process(pid: i32) -> Option<ProcessEntry> {
     // The command may contain bytes that are not UTF-8.
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_stat(&String::from_utf8_lossy(&stat))
 }
 
-fn tree_members(root: i32, processes: &BTreeMap<i32, Process>) -> BTreeSet<i32> {
+fn tree_members(root: i32, processes: &BTreeMap<i32, ProcessEntry>) -> BTreeSet<i32> {
     let mut found = BTreeSet::from([root]);
     loop {
         let before = found.len();
         for (pid, process) in processes {
-            let Process { parent, group, session, .. } = process;
+            let ProcessEntry { parent, group, session, .. } = process;
             if found.contains(parent) || *group == root || *session == root {
                 found.insert(*pid);
             }
@@ -85,8 +85,8 @@ pub(super) fn describe_process(pid: i32) -> String {
 
 /// Returns the sockets among `all` that receive connections to an address: those bound to exactly that address,
 /// else the wildcard sockets of its family, else the IPv6 wildcard sockets.
-pub(super) fn sockets_for(address: SocketAddr, all: &[Listening]) -> Vec<&Listening> {
-    let exact: Vec<&Listening> = all.iter().filter(|it| it.address == address).collect();
+pub(super) fn sockets_for(address: SocketAddr, all: &[ListeningSocket]) -> Vec<&ListeningSocket> {
+    let exact: Vec<&ListeningSocket> = all.iter().filter(|it| it.address == address).collect();
     if !exact.is_empty() {
         return exact;
     }
@@ -95,7 +95,7 @@ pub(super) fn sockets_for(address: SocketAddr, all: &[Listening]) -> Vec<&Listen
             let (ip, same) = (it.address.ip(), it.address.port() == address.port());
             same && ip.is_unspecified() && ip.is_ipv4() == is_ipv4
         });
-        of_all.collect::<Vec<&Listening>>()
+        of_all.collect::<Vec<&ListeningSocket>>()
     };
     // An IPv6 wildcard socket accepts IPv4 connections as well, unless it is IPv6-only or an IPv4 wildcard
     // socket exists.
@@ -104,7 +104,7 @@ pub(super) fn sockets_for(address: SocketAddr, all: &[Listening]) -> Vec<&Listen
 }
 
 /// Parses the listening sockets of `/proc/net/tcp` and `tcp6` (proc(5)).
-fn parse_table(table: &str) -> Vec<Listening> {
+fn parse_table(table: &str) -> Vec<ListeningSocket> {
     let row = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let local = words.next()?;
@@ -115,7 +115,7 @@ fn parse_table(table: &str) -> Vec<Listening> {
         }
         let (ip, port) = local.split_once(':')?;
         let address = SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?);
-        Some(Listening { address, inode })
+        Some(ListeningSocket { address, inode })
     };
     table.lines().filter_map(row).collect()
 }
@@ -134,14 +134,14 @@ fn parse_ip(text: &str) -> Option<IpAddr> {
 }
 
 /// Parses `/proc/PID/stat` (proc(5)). The command in parentheses may contain any characters.
-fn parse_stat(stat: &str) -> Option<Process> {
+fn parse_stat(stat: &str) -> Option<ProcessEntry> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut words = rest.split_whitespace();
     let is_zombie = words.next()? == "Z";
     let started = words.clone().nth(START_FIELD)?.parse().ok()?;
     let mut numbers = words.map(|word| word.parse().ok());
     let (parent, group, session) = (numbers.next()??, numbers.next()??, numbers.next()??);
-    Some(Process { parent, group, session, started, is_zombie })
+    Some(ProcessEntry { parent, group, session, started, is_zombie })
 }
 
 /// The number of fields between the state and the start time (proc(5): fields 3 and 22).
@@ -178,7 +178,7 @@ mod tests {
             \x20  1: 0100007F:2379 0100007F:1234 01 00000000:00000000 00:00000000 00000000  1000        0 4712 1 0 100 0 0 10 0\n\
             \x20  2: 00000000000000000000000000000000:0050 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0 100 0 0 10 0\n";
         let expected = [("127.0.0.1:9080", 4711), ("[::]:80", 4713)]
-            .map(|(address, inode)| Listening { address: address.parse().unwrap(), inode });
+            .map(|(address, inode)| ListeningSocket { address: address.parse().unwrap(), inode });
         assert_eq!(parse_table(table), expected);
         let reached = |address: &str| {
             let found =
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(reached("127.0.0.1:80"), [4713]);
         assert_eq!(reached("127.0.0.2:9080"), [0; 0]);
         let both = [("[::]:80", 4713), ("0.0.0.0:80", 4714)]
-            .map(|(address, inode)| Listening { address: address.parse().unwrap(), inode });
+            .map(|(address, inode)| ListeningSocket { address: address.parse().unwrap(), inode });
         for (address, inode) in [("127.0.0.1:80", 4714), ("[::1]:80", 4713)] {
             let found = sockets_for(address.parse().unwrap(), &both).into_iter().map(|it| it.inode);
             assert_eq!(found.collect::<Vec<u64>>(), [inode], "{address}");
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn descendants_belong_to_a_tree_and_others_do_not() {
-        let process = |parent, group, session| Process {
+        let process = |parent, group, session| ProcessEntry {
             parent,
             group,
             session,

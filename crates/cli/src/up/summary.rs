@@ -5,19 +5,19 @@ use std::fmt::Write as _;
 use leno_control::status::Status;
 use leno_model::OutboundListener;
 
-use super::fleet::Standing;
+use super::local_workloads::WorkloadState;
 use crate::figures::format_count;
-use crate::output::{Column, Format, Listing};
+use crate::output::{Listing, ListingColumn, OutputFormat};
 
 /// A workload in the summary.
-pub(super) struct Introduced<'a> {
-    pub(super) standing: &'a Standing,
+pub(super) struct SummaryWorkload<'a> {
+    pub(super) workload_state: &'a WorkloadState,
     /// The name of its own network namespace, if it has one.
     pub(super) namespace: Option<String>,
 }
 
 /// Renders the summary.
-pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) -> String {
+pub(super) fn render(status: &Status, members: &[SummaryWorkload<'_>], hint: &str) -> String {
     let mut text = format!(
         "\n{}: {}, {}, default policy {}, trust domain {}\n\n",
         describe_health(members),
@@ -28,10 +28,11 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
     );
     let placed = members.iter().any(|member| member.namespace.is_some());
     let mut listing = Listing::new(if placed { NAMESPACE_COLUMNS } else { LISTENER_COLUMNS });
-    for Introduced { standing, namespace } in members {
-        let workload = &standing.workload;
+    for SummaryWorkload { workload_state, namespace } in members {
+        let workload = &workload_state.workload;
         // Redirected workloads have no HTTP proxy listener.
-        let proxy = standing.report.as_ref().and_then(crate::proxy::Report::http_proxy);
+        let proxy =
+            workload_state.report.as_ref().and_then(crate::proxy::SidecarReport::http_proxy);
         let proxy = proxy.map(|proxy| proxy.to_string()).unwrap_or_default();
         let outbound_listeners = workload.outbound_listeners.iter();
         let outbound_listeners: Vec<String> = outbound_listeners
@@ -39,13 +40,13 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
             .collect();
         listing.add_row([
             workload.name.to_string(),
-            describe_application(standing),
+            describe_application(workload_state),
             if placed { namespace.clone().unwrap_or_default() } else { proxy },
             outbound_listeners.join(", "),
         ]);
     }
-    text.push_str(&listing.render(Format::Table));
-    for problem in members.iter().flat_map(|member| member_problems(member.standing)) {
+    text.push_str(&listing.render(OutputFormat::Table));
+    for problem in members.iter().flat_map(|member| member_problems(member.workload_state)) {
         writeln!(text, "  ✗ {problem}").expect("writing to a String never fails");
     }
     text.push_str(&render_usage(members, status.page.as_deref(), hint));
@@ -53,8 +54,8 @@ pub(super) fn render(status: &Status, members: &[Introduced<'_>], hint: &str) ->
 }
 
 /// Returns the first line's start, with the numbers of problems.
-fn describe_health(members: &[Introduced<'_>]) -> String {
-    let all = || members.iter().map(|member| member.standing);
+fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
+    let all = || members.iter().map(|member| member.workload_state);
     let closed: usize =
         all().filter_map(|it| it.report.as_ref()).map(|it| it.closed_listeners.len()).sum();
     let unstable = all().filter(|it| it.does_not_stay_up()).count();
@@ -80,7 +81,7 @@ fn describe_health(members: &[Introduced<'_>]) -> String {
 }
 
 /// Returns the problems of a workload, one per line.
-fn member_problems(member: &Standing) -> Vec<String> {
+fn member_problems(member: &WorkloadState) -> Vec<String> {
     let name = &member.workload.name;
     let closed = member.report.iter().flat_map(|report| &report.closed_listeners);
     let mut lines: Vec<String> =
@@ -93,7 +94,7 @@ fn member_problems(member: &Standing) -> Vec<String> {
     lines
 }
 
-fn describe_application(member: &Standing) -> String {
+fn describe_application(member: &WorkloadState) -> String {
     let ports = member.workload.ports.iter().map(|port| port.port.to_string());
     let ports: Vec<String> = ports.collect();
     let ports = match ports.is_empty() {
@@ -109,11 +110,11 @@ fn describe_application(member: &Standing) -> String {
 }
 
 /// Returns example commands for calls and for observation, with names of this mesh.
-fn render_usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> String {
+fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, hint: &str) -> String {
     let mut lines = Vec::new();
     let outbound_listeners = members.iter().flat_map(|member| {
         let open = member
-            .standing
+            .workload_state
             .workload
             .outbound_listeners
             .iter()
@@ -140,10 +141,10 @@ fn render_usage(members: &[Introduced<'_>], page: Option<&str>, hint: &str) -> S
 }
 
 /// True unless the sidecar reports that the listener is closed.
-fn is_open(member: &Introduced<'_>, listener: &OutboundListener) -> bool {
+fn is_open(member: &SummaryWorkload<'_>, listener: &OutboundListener) -> bool {
     let name = format!("listener-{}", listener.listen);
     member
-        .standing
+        .workload_state
         .report
         .as_ref()
         .is_none_or(|report| !report.closed_listeners.contains_key(&name))
@@ -151,33 +152,33 @@ fn is_open(member: &Introduced<'_>, listener: &OutboundListener) -> bool {
 
 /// Returns the command prefix for a workload's network namespace: the host does not reach its outbound
 /// listeners.
-fn namespace_prefix(member: &Introduced<'_>) -> String {
+fn namespace_prefix(member: &SummaryWorkload<'_>) -> String {
     let namespace = member.namespace.as_ref();
     namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
 }
 
-fn call_any_service(member: &Introduced<'_>) -> Option<(String, String)> {
-    let meaning = format!("call any service as {}", member.standing.workload.name.name);
+fn call_any_service(member: &SummaryWorkload<'_>) -> Option<(String, String)> {
+    let meaning = format!("call any service as {}", member.workload_state.workload.name.name);
     if member.namespace.is_some() {
         let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(member));
         return Some((command, meaning));
     }
-    let proxy = member.standing.report.as_ref()?.http_proxy()?;
+    let proxy = member.workload_state.report.as_ref()?.http_proxy()?;
     Some((format!("curl -x http://{proxy} http://SERVICE.NAMESPACE:PORT/"), meaning))
 }
 
-const LISTENER_COLUMNS: &[Column] = &[
-    Column::always("workload"),
-    Column::always("application"),
-    Column::always("HTTP proxy"),
-    Column::always("outbound listeners"),
+const LISTENER_COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("workload"),
+    ListingColumn::always("application"),
+    ListingColumn::always("HTTP proxy"),
+    ListingColumn::always("outbound listeners"),
 ];
 
-const NAMESPACE_COLUMNS: &[Column] = &[
-    Column::always("workload"),
-    Column::always("application"),
-    Column::always("network namespace"),
-    Column::always("outbound listeners"),
+const NAMESPACE_COLUMNS: &[ListingColumn] = &[
+    ListingColumn::always("workload"),
+    ListingColumn::always("application"),
+    ListingColumn::always("network namespace"),
+    ListingColumn::always("outbound listeners"),
 ];
 
 #[cfg(test)]
@@ -188,7 +189,7 @@ mod tests {
     use leno_registry::read_str;
 
     use super::*;
-    use crate::up::fleet::Standing;
+    use crate::up::local_workloads::WorkloadState;
 
     fn client_workload() -> Workload {
         let yaml = "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
@@ -209,10 +210,14 @@ mod tests {
             workload.outbound_listeners.as_slice(),
             [OutboundListener { port: 80, .. }]
         ));
-        let standing = Standing::waiting(Arc::new(workload));
+        let workload_state = WorkloadState::waiting(Arc::new(workload));
         let shown = |namespace: Option<&str>| {
             let namespace = namespace.map(str::to_owned);
-            render(&Status::default(), &[Introduced { standing: &standing, namespace }], "")
+            render(
+                &Status::default(),
+                &[SummaryWorkload { workload_state: &workload_state, namespace }],
+                "",
+            )
         };
         let inside = shown(Some("leno7-2"));
         assert!(
@@ -234,17 +239,17 @@ mod tests {
             let port =
                 |port| leno_model::WorkloadPort { name: None, port, protocol: Protocol::Http };
             workload.ports = [9080, 9081].into_iter().take(number).map(port).collect();
-            assert_eq!(describe_application(&Standing::waiting(Arc::new(workload))), text);
+            assert_eq!(describe_application(&WorkloadState::waiting(Arc::new(workload))), text);
         }
     }
 
     #[test]
-    fn what_does_not_work_is_in_the_first_line_and_below_the_table() {
-        let standing = Standing::failing(
+    fn problems_are_in_the_first_line_and_below_the_table() {
+        let workload_state = WorkloadState::failing(
             Arc::new(client_workload()),
             [("listener-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
         );
-        let members = [Introduced { standing: &standing, namespace: None }];
+        let members = [SummaryWorkload { workload_state: &workload_state, namespace: None }];
         let shown = render(&Status::default(), &members, "");
         let first = "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";
         assert!(shown.contains(first), "{shown}");

@@ -3,27 +3,28 @@
 use expect_test::expect;
 use serde_json::Value;
 
-use crate::run::{MESH, Place};
+use crate::run::{MESH, TestDirectory};
 
 #[test]
-fn accepts_a_good_mesh_and_points_at_what_is_odd() {
-    let place = Place::with_files(&[("mesh.yaml", MESH)]);
-    let done = place.run_leno(&["check", "-f", "mesh.yaml"]);
+fn check_accepts_a_valid_mesh_with_warnings() {
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
+    let done = test_directory.run_leno(&["check", "-f", "mesh.yaml"]);
     assert_eq!(done.code, Some(0), "{done:?}");
     expect![[r#"
         warning: mesh.yaml:18: Workload shop/stranger-1: spec.serviceAccount: no policy mentions the account shop/stranger: with default policy deny the workload may call no service and no client may call it; add it as a source or destination of a TrafficTarget, or in an AccessPolicy
         ok: 14 objects, 0 rejected, 1 warning
     "#]]
     .assert_eq(&done.out);
-    let strict = place.run_leno(&["check", "-f", "mesh.yaml", "-W"]);
+    let strict = test_directory.run_leno(&["check", "-f", "mesh.yaml", "-W"]);
     assert_eq!(strict.code, Some(1), "{strict:?}");
 }
 
 #[test]
-fn names_file_line_field_and_remedy_of_what_is_rejected() {
+fn rejections_have_file_line_field_and_hint() {
     let bad = MESH.replace("weight: 10}", "wait: 10}");
-    let place = Place::with_files(&[("mesh/all.yaml", &bad), ("mesh/notes.txt", "not ours")]);
-    let done = place.run_leno(&["check", "-f", "mesh"]);
+    let test_directory =
+        TestDirectory::with_files(&[("mesh/all.yaml", &bad), ("mesh/notes.txt", "not ours")]);
+    let done = test_directory.run_leno(&["check", "-f", "mesh"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     let rejected = done.out.lines().next().unwrap_or_default();
     expect!["rejected: mesh/all.yaml:66:44: HTTPRoute shop/reviews: spec.rules[1].backendRefs[1].wait: is an unknown field; remove it, or use `group`, `kind`, `name`, `namespace`, `port`, `weight` or `filters`"]
@@ -32,10 +33,10 @@ fn names_file_line_field_and_remedy_of_what_is_rejected() {
 }
 
 #[test]
-fn tells_programs_the_same() {
+fn json_has_the_same_findings() {
     let bad = MESH.replace("defaultPolicy: deny", "defaultPolicy: denny");
-    let place = Place::with_files(&[("mesh.yaml", &bad)]);
-    let done = place.run_leno(&["check", "-f", "mesh.yaml", "-o", "json"]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", &bad)]);
+    let done = test_directory.run_leno(&["check", "-f", "mesh.yaml", "-o", "json"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     let answer: Value = serde_json::from_str(&done.out).expect("JSON");
     assert_eq!(answer["ok"], false);
@@ -49,10 +50,10 @@ fn tells_programs_the_same() {
 }
 
 #[test]
-fn nothing_at_all_is_not_ok() {
-    let place = Place::with_files(&[("empty/README", "nothing here")]);
+fn an_empty_input_is_not_ok() {
+    let test_directory = TestDirectory::with_files(&[("empty/README", "nothing here")]);
     for (path, said) in [("empty", "nothing to check: 0 objects"), ("absent", "does not exist")] {
-        let done = place.run_leno(&["check", "-f", path]);
+        let done = test_directory.run_leno(&["check", "-f", path]);
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.out.contains(said), "{done:?}");
     }

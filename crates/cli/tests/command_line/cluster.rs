@@ -2,38 +2,45 @@
 
 use serde_json::Value;
 
-use crate::run::Place;
+use crate::run::TestDirectory;
 
 #[test]
-fn what_is_installed_is_printed_unless_it_is_to_be_applied() {
-    let place = Place::with_files(&[]);
-    let done =
-        place.run_leno(&["install", "--image", "leno:test", "--namespace", "mesh", "-o", "json"]);
+fn manifests_are_printed_unless_they_are_applied() {
+    let test_directory = TestDirectory::with_files(&[]);
+    let done = test_directory.run_leno(&[
+        "install",
+        "--image",
+        "leno:test",
+        "--namespace",
+        "mesh",
+        "-o",
+        "json",
+    ]);
     assert_eq!(done.code, Some(0), "{done:?}");
     let list: Value = serde_json::from_str(&done.out).unwrap();
     let deployment = list["items"].as_array().unwrap().iter().find(|it| it["kind"] == "Deployment");
     let deployment = deployment.unwrap();
     assert_eq!(deployment["metadata"]["namespace"], "mesh");
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], "leno:test");
-    let yaml = place.run_leno(&["install", "--image", "leno:test"]).out;
+    let yaml = test_directory.run_leno(&["install", "--image", "leno:test"]).out;
     assert!(yaml.starts_with("---\napiVersion: "), "{yaml}");
     assert!(yaml.contains("\nkind: MutatingWebhookConfiguration\n"));
     assert!(!yaml.contains("gateways\n"), "{yaml}");
-    let yaml = place.run_leno(&["install", "--image", "leno:test", "--gateways"]).out;
+    let yaml = test_directory.run_leno(&["install", "--image", "leno:test", "--gateways"]).out;
     assert!(yaml.contains("\n        - \"--gateways\"\n"), "{yaml}");
 }
 
 #[test]
-fn what_is_removed_is_shown_first() {
-    let place = Place::with_files(&[]);
-    let shown = place.run_leno(&["uninstall"]).out;
+fn uninstall_shows_the_removed_objects_first() {
+    let test_directory = TestDirectory::with_files(&[]);
+    let shown = test_directory.run_leno(&["uninstall"]).out;
     assert!(
         shown.starts_with("MutatingWebhookConfiguration sidecar-injector.leno.dev\n"),
         "{shown}"
     );
     assert!(!shown.contains("leno-authority"));
     assert!(
-        place
+        test_directory
             .run_leno(&["uninstall", "--purge"])
             .out
             .contains("Secret leno-system/leno-authority\n")
@@ -44,8 +51,9 @@ fn what_is_removed_is_shown_first() {
 fn manifests_get_sidecars_without_a_cluster() {
     let pod = "kind: Pod\napiVersion: v1\nmetadata: {name: web}\nspec:\n  containers: [{name: app, image: 'app:1'}]\n";
     let text = format!("# kept apart\n---\nkind: Service\napiVersion: v1\n---\n{pod}");
-    let place = Place::with_files(&[("web.yaml", &text), ("roots.pem", "ROOTS\n")]);
-    let done = place.run_leno(&[
+    let test_directory =
+        TestDirectory::with_files(&[("web.yaml", &text), ("roots.pem", "ROOTS\n")]);
+    let done = test_directory.run_leno(&[
         "inject",
         "-f",
         "web.yaml",
@@ -65,12 +73,12 @@ fn manifests_get_sidecars_without_a_cluster() {
 }
 
 #[test]
-fn without_a_cluster_somebody_says_that_network_plugins_lead_connections() {
+fn without_a_cluster_the_cni_option_selects_the_plugin() {
     let pod = "{kind: Pod, metadata: {name: web}, spec: {containers: [{name: app}]}}";
-    let place = Place::with_files(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
+    let test_directory = TestDirectory::with_files(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
     let words = ["inject", "-f", "web.yaml", "--roots", "roots.pem"];
     let needs = |more: &[&str]| {
-        let done = place.run_leno(&[&words[..], more].concat());
+        let done = test_directory.run_leno(&[&words[..], more].concat());
         assert_eq!(done.code, Some(0), "{done:?}");
         (done.out.contains("NET_ADMIN"), done.out.contains("leno.dev/redirect:"))
     };
@@ -82,8 +90,8 @@ fn without_a_cluster_somebody_says_that_network_plugins_lead_connections() {
 fn a_pod_that_cannot_have_a_sidecar_is_reported() {
     let pod = "{kind: Pod, metadata: {name: web, annotations: {leno.dev/inbound-port-exclusion-list: x}}, \
                spec: {containers: [{name: app}]}}";
-    let place = Place::with_files(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
-    let done = place.run_leno(&["inject", "-f", "web.yaml", "--roots", "roots.pem"]);
+    let test_directory = TestDirectory::with_files(&[("web.yaml", pod), ("roots.pem", "ROOTS\n")]);
+    let done = test_directory.run_leno(&["inject", "-f", "web.yaml", "--roots", "roots.pem"]);
     assert_eq!(done.code, Some(1));
     let expected =
         "error: Pod web: pod: annotation `leno.dev/inbound-port-exclusion-list`: `x` is not a port";
@@ -92,8 +100,8 @@ fn a_pod_that_cannot_have_a_sidecar_is_reported() {
 
 #[test]
 fn without_a_cluster_it_says_what_to_set() {
-    let place = Place::with_files(&[]);
-    let done = place.run_leno(&["check", "--kubernetes"]);
+    let test_directory = TestDirectory::with_files(&[]);
+    let done = test_directory.run_leno(&["check", "--kubernetes"]);
     assert_eq!(done.code, Some(1));
     assert!(done.err.contains("set KUBECONFIG"), "{}", done.err);
 }

@@ -3,11 +3,11 @@
 use expect_test::{Expect, expect};
 use serde_json::Value;
 
-use crate::run::{Done, MESH, Place};
+use crate::run::{CommandResult, MESH, TestDirectory};
 
-fn explain_request(arguments: &[&str]) -> Done {
-    let place = Place::with_files(&[("mesh.yaml", MESH)]);
-    place.run_leno(&[&["explain", "-f", "mesh.yaml", "request"], arguments].concat())
+fn explain_request(arguments: &[&str]) -> CommandResult {
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
+    test_directory.run_leno(&[&["explain", "-f", "mesh.yaml", "request"], arguments].concat())
 }
 
 fn check_output(arguments: &[&str], code: i32, expected: &Expect) {
@@ -80,7 +80,7 @@ fn a_header_decides_as_it_does_in_the_sidecar() {
 }
 
 #[test]
-fn a_refusal_comes_with_reason_and_remedy() {
+fn a_rejection_has_a_reason_and_a_hint() {
     let ratings = "http://ratings.shop:9080/ratings/1";
     for (arguments, verdict) in [
         (
@@ -121,7 +121,7 @@ fn a_refusal_comes_with_reason_and_remedy() {
 
 /// The HTTP proxy of a sidecar treats a host of two labels as external, unless the mesh has that namespace.
 #[test]
-fn a_host_outside_is_decided_as_the_http_proxy_does() {
+fn hosts_outside_the_mesh_are_decided_as_by_the_http_proxy() {
     let deny = MESH.replace("defaultPolicy: deny}", "defaultPolicy: deny, egress: deny}");
     let egress = format!(
         "{deny}\n---\napiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
@@ -151,9 +151,9 @@ fn a_host_outside_is_decided_as_the_http_proxy_does() {
         (&egress, "http://example.org/", 3, denied),
         (&egress, "http://example.com:8080/", 3, denied),
     ] {
-        let place = Place::with_files(&[("mesh.yaml", mesh)]);
+        let test_directory = TestDirectory::with_files(&[("mesh.yaml", mesh)]);
         let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1"];
-        let done = place.run_leno(&[&request[..], &["--url", url]].concat());
+        let done = test_directory.run_leno(&[&request[..], &["--url", url]].concat());
         assert_eq!(done.code, Some(code), "{url}: {done:?}");
         let last = done.out.lines().last().unwrap_or_default();
         let found = last.strip_prefix("verdict   ").unwrap_or(last);
@@ -165,7 +165,7 @@ fn a_host_outside_is_decided_as_the_http_proxy_does() {
 
 #[test]
 fn programs_get_the_same_decision() {
-    let place = Place::with_files(&[("mesh.yaml", MESH)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     let request = |from: &str| {
         let arguments = [
             "explain",
@@ -179,7 +179,7 @@ fn programs_get_the_same_decision() {
             "--url",
             "http://reviews.shop:9080/reviews/1",
         ];
-        let done = place.run_leno(&arguments);
+        let done = test_directory.run_leno(&arguments);
         let answer: Value = serde_json::from_str(&done.out).expect("JSON");
         (done.code, answer)
     };
@@ -200,41 +200,41 @@ fn programs_get_the_same_decision() {
 fn a_rejected_document_is_named_and_the_others_decide() {
     let bad =
         MESH.replacen("rules: [{kind: HTTPRouteGroup, name: reading, matches: [ratings]}]", "", 1);
-    let place = Place::with_files(&[("mesh.yaml", &bad)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", &bad)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", url];
-    let done = place.run_leno(&request);
+    let done = test_directory.run_leno(&request);
     assert_eq!(done.code, Some(3), "{done:?}");
     assert!(done.err.contains("TrafficTarget shop/ratings"), "{done:?}");
 }
 
 #[test]
-fn questions_that_cannot_be_answered_fail_with_what_there_is() {
+fn requests_that_cannot_be_explained_fail_with_the_known_names() {
     let done = explain_request(&["--from", "shop/nobody", "--url", "http://ratings.shop:9080/"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.err.starts_with("error: there is no Workload shop/nobody"), "{done:?}");
     assert!(done.err.contains("shop/page-1"), "{done:?}");
-    let place = Place::with_files(&[]);
+    let test_directory = TestDirectory::with_files(&[]);
     let url = "http://ratings.shop/";
     let nothing = ["explain", "-f", "absent", "request", "--from", "a/b", "--url", url];
-    let done = place.run_leno(&nothing);
+    let done = test_directory.run_leno(&nothing);
     assert_eq!(done.code, Some(1), "{done:?}");
     assert!(done.err.contains("does not exist"), "{done:?}");
 }
 
 #[test]
 fn every_reason_is_explained() {
-    let place = Place::with_files(&[]);
-    let all = place.run_leno(&["explain", "-o", "json"]);
+    let test_directory = TestDirectory::with_files(&[]);
+    let all = test_directory.run_leno(&["explain", "-o", "json"]);
     let all: Vec<Value> = serde_json::from_str(&all.out).expect("JSON");
     assert!(all.len() > 20);
     for reason in &all {
         let label = reason["reason"].as_str().expect("a label");
-        let done = place.run_leno(&["explain", label]);
+        let done = test_directory.run_leno(&["explain", label]);
         assert_eq!(done.code, Some(0), "{done:?}");
         assert!(done.out.starts_with(&format!("{label}: ")), "{done:?}");
         let code = reason["code"].as_str().expect("a code");
-        let by_code = place.run_leno(&["explain", &code.to_lowercase()]);
+        let by_code = test_directory.run_leno(&["explain", &code.to_lowercase()]);
         assert_eq!(by_code.out, done.out, "{code}");
     }
     expect![[r#"
@@ -245,11 +245,11 @@ fn every_reason_is_explained() {
           retried   never: a retry would fail again, or the request may have taken effect
           hint      Add the client's account to the sources of a TrafficTarget for the account of the service.
     "#]]
-    .assert_eq(&place.run_leno(&["explain", "denied-outbound"]).out);
+    .assert_eq(&test_directory.run_leno(&["explain", "denied-outbound"]).out);
 }
 
 #[test]
-fn a_policy_of_the_service_is_listed_with_what_it_does() {
+fn service_policies_are_listed_with_their_effect() {
     let policy = "
 apiVersion: leno.dev/v1alpha1
 kind: OutlierDetection
@@ -260,22 +260,22 @@ spec:
   minHealthy: 2
   healthCheck: {httpGet: {path: /healthz}, interval: 5s}
 ";
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let done = place.run_leno(&arguments);
+    let done = test_directory.run_leno(&arguments);
     assert_eq!(done.code, Some(0), "{done:?}");
     let line = done.out.lines().find(|line| line.contains("OutlierDetection")).unwrap();
     expect!["OutlierDetection shop/ratings: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, timeout 1s), until 1 in a row succeeded; at most 50 % are ejected, at least 2 stay"]
         .assert_eq(line.trim());
-    let done = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+    let done = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     let policies = &json["backends"][0]["policies"];
     assert_eq!(policies[0]["policy"], "OutlierDetection shop/ratings", "{json}");
 }
 
 #[test]
-fn a_service_that_is_asked_is_reported_with_what_it_sees_of_bodies() {
+fn authorization_services_are_listed_with_the_body_bytes_they_receive() {
     let policy = "
 apiVersion: leno.dev/v1alpha1
 kind: ExternalAuthorization
@@ -288,7 +288,7 @@ spec:
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let reported = |body: &str| {
         let policy = format!("{policy}{body}");
-        let done = Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", &policy)])
+        let done = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", &policy)])
             .run_leno(&arguments);
         let line = done.out.lines().find(|line| line.contains("ExternalAuthorization"));
         line.unwrap_or_else(|| panic!("{done:?}")).trim().to_owned()
@@ -316,12 +316,12 @@ kind: Hedging
 metadata: {name: ratings, namespace: shop}
 spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
 "#;
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("more.yaml", more)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("more.yaml", more)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let value = "x-cart: 27d7b65e899bf44b";
     let arguments =
         ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url, "-H", value];
-    let done = place.run_leno(&arguments);
+    let done = test_directory.run_leno(&arguments);
     assert_eq!(done.code, Some(0), "{done:?}");
     expect![[r#"
         request   GET http://ratings.shop:9080/ratings/1
@@ -356,21 +356,24 @@ spec:
   parentRefs: [{group: "", kind: Service, name: ratings}]
   rules: [{backendRefs: [{name: ratings, port: 9080}], retry: {codes: [503]}}]
 "#;
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let done = place.run_leno(&arguments);
+    let done = test_directory.run_leno(&arguments);
     let reported: Vec<&str> =
         done.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
     expect![[r#"
         retry     Retry shop/page: up to 3 retries after failures and responses 409, 500 to 599, back-off from 25ms, within the retry budget
                   timeout of 2s per attempt, until the response begins"#]].assert_eq(&reported[..2].join("\n"));
-    let done = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+    let done = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
-    let place =
-        Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy), ("route.yaml", route)]);
-    let done = place.run_leno(&arguments);
+    let test_directory = TestDirectory::with_files(&[
+        ("mesh.yaml", MESH),
+        ("policy.yaml", policy),
+        ("route.yaml", route),
+    ]);
+    let done = test_directory.run_leno(&arguments);
     assert!(!done.out.contains("\nretry "), "the route decides alone: {}", done.out);
     let unused = "no effect Retry shop/page: the rule of the route sets the retries";
     assert!(done.out.contains(unused), "{}", done.out);
@@ -403,10 +406,19 @@ const FORWARDED: &str = r#"
 
 #[test]
 fn policies_of_the_called_service_and_of_backends_are_listed_with_those_that_do_not_apply() {
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("policies.yaml", FORWARDED)]);
+    let test_directory =
+        TestDirectory::with_files(&[("mesh.yaml", MESH), ("policies.yaml", FORWARDED)]);
     let url = "http://reviews:9080/reviews/1";
-    let done =
-        place.run_leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+    let done = test_directory.run_leno(&[
+        "explain",
+        "-f",
+        ".",
+        "request",
+        "--from",
+        "shop/page-1",
+        "--url",
+        url,
+    ]);
     let reported: Vec<&str> = done.out.lines().filter(|line| line.contains("shop/")).collect();
     let reported: Vec<&str> =
         reported.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
@@ -437,9 +449,10 @@ fn a_fault_that_aborts_every_request_is_the_verdict() {
              spec:\n  targetRefs: [{{kind: Service, name: reviews}}]\n  \
              rules: [{{abort: {{percent: {percent}, httpStatus: 418}}}}]\n"
         );
-        let place = Place::with_files(&[("mesh.yaml", MESH), ("fault.yaml", &fault)]);
+        let test_directory =
+            TestDirectory::with_files(&[("mesh.yaml", MESH), ("fault.yaml", &fault)]);
         let url = "http://reviews:9080/reviews/1";
-        let done = place.run_leno(&[
+        let done = test_directory.run_leno(&[
             "explain",
             "-f",
             ".",
@@ -470,7 +483,7 @@ spec:
     jwks: {url: 'https://accounts.example/jwks'}
     from: [{header: authorization, prefix: 'Bearer '}, {query: token}]
 ";
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let missing = "401 token-missing: The request has no JSON web token although one is required.";
     let depends = "it depends on the token (allowed, token-invalid): ";
     for (path, header, code, expected) in [
@@ -484,13 +497,13 @@ spec:
         let url = format!("http://ratings.shop:9080{path}");
         let arguments =
             ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", &url, "-H", header];
-        let done = place.run_leno(&arguments);
+        let done = test_directory.run_leno(&arguments);
         let verdict = done.out.lines().last().unwrap_or_default();
         assert!(verdict.starts_with(&format!("verdict   {expected}")), "{path} {header}: {done:?}");
         assert_eq!(done.code, Some(code), "{path} {header}");
         let must = done.out.contains("requires a token of https://accounts.example");
         assert_eq!(must, path != "/health", "{done:?}");
-        let json = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+        let json = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
         let json: Value = serde_json::from_str(&json.out).unwrap();
         assert_eq!(json["allowed"], false, "{json}");
     }
@@ -512,10 +525,18 @@ spec:
       circuitBreaking:
         {statTimeWindow: 1m, minRequestAmount: 50, degradedTimeWindow: 20s, errorRatioThreshold: 0.3, slowAmountThreshold: 4}
 ";
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", policy)]);
     let url = "http://ratings.shop:9080/ratings/1";
-    let done =
-        place.run_leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+    let done = test_directory.run_leno(&[
+        "explain",
+        "-f",
+        ".",
+        "request",
+        "--from",
+        "shop/page-1",
+        "--url",
+        url,
+    ]);
     assert_eq!(done.code, Some(0), "{done:?}");
     let line = done.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
     expect![[r#"UpstreamTrafficSetting shop/ratings: limits concurrency to 9 requests, 2 retries; connect timeout 2s; opens the circuit for 20s when 30 % of at least 50 requests in 60s failed or 4 requests in 60s took 5s or longer (connect, timeout, reset, 5xx); responds with 409 while open"#]]
@@ -557,19 +578,19 @@ spec:
 "#;
 
 fn check_tagged(headers: &[&str], code: i32, expected: &Expect) {
-    let place = Place::with_files(&[("mesh.yaml", TAGGED)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", TAGGED)]);
     let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/web-1", "--url"];
     let mut arguments = [&request[..], &["http://orders.shop:80/a"]].concat();
     for header in headers {
         arguments.extend(["-H", *header]);
     }
-    let done = place.run_leno(&arguments);
+    let done = test_directory.run_leno(&arguments);
     assert_eq!(done.code, Some(code), "{done:?}");
     expected.assert_eq(&done.out);
 }
 
 #[test]
-fn tag_rules_show_their_sets_and_who_is_left() {
+fn tag_rules_show_their_sets_and_the_remaining_endpoints() {
     check_tagged(
         &["x-user-tier: gold"],
         0,
@@ -590,7 +611,7 @@ fn tag_rules_show_their_sets_and_who_is_left() {
 }
 
 #[test]
-fn who_is_left_out_is_named_with_what_it_has() {
+fn excluded_endpoints_are_named_with_their_tags() {
     check_tagged(
         &[],
         0,
@@ -610,7 +631,7 @@ fn who_is_left_out_is_named_with_what_it_has() {
 }
 
 #[test]
-fn nobody_with_the_tags_is_a_refusal() {
+fn without_an_endpoint_with_the_tags_requests_are_rejected() {
     check_tagged(
         &["x-none: 1"],
         3,
@@ -643,10 +664,18 @@ kind: TrafficSplit
 metadata: {name: orders, namespace: shop}
 spec: {service: orders, backends: [{service: store, weight: 1}]}
 ";
-    let place = Place::with_files(&[("mesh.yaml", &format!("{TAGGED}{away}"))]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", &format!("{TAGGED}{away}"))]);
     let url = "http://orders.shop:80/a";
-    let done =
-        place.run_leno(&["explain", "-f", ".", "request", "--from", "shop/web-1", "--url", url]);
+    let done = test_directory.run_leno(&[
+        "explain",
+        "-f",
+        ".",
+        "request",
+        "--from",
+        "shop/web-1",
+        "--url",
+        url,
+    ]);
     let lines: Vec<&str> = done.out.lines().filter(|it| it.contains("TagRoute")).collect();
     let why =
         "it selects among the endpoints of shop/orders, but the request is forwarded to shop/store";
@@ -654,7 +683,7 @@ spec: {service: orders, backends: [{service: store, weight: 1}]}
 }
 
 #[test]
-fn a_traffic_split_decides_what_it_is_about() {
+fn a_traffic_split_decides_matching_requests_only() {
     let splits = "---
 apiVersion: split.smi-spec.io/v1alpha2
 kind: TrafficSplit
@@ -674,11 +703,11 @@ spec:
   matches: [{kind: HTTPRouteGroup, name: gold}]
   backends: [{service: ratings, weight: 1}]
 ";
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("splits.yaml", splits)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("splits.yaml", splits)]);
     let ask = |more: &[&str]| {
         let url = "http://ratings:9080/ratings/1";
         let files = ["-f", "mesh.yaml", "-f", "splits.yaml", "request", "--from", "shop/page-1"];
-        place.run_leno(&[&["explain"], &files[..], &["--url", url], more].concat()).out
+        test_directory.run_leno(&[&["explain"], &files[..], &["--url", url], more].concat()).out
     };
     expect![[r#"
         request   GET http://ratings:9080/ratings/1
@@ -727,9 +756,9 @@ kind: TrafficSplit
 metadata: {name: db, namespace: shop}
 spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, weight: 1}]}
 ";
-    let place = Place::with_files(&[("mesh.yaml", documents)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", documents)]);
     let arguments = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/client", "--url"];
-    let done = place.run_leno(&[&arguments[..], &["http://db.shop:5432/"]].concat());
+    let done = test_directory.run_leno(&[&arguments[..], &["http://db.shop:5432/"]].concat());
     expect![[r#"
         request   GET http://db.shop:5432/
         from      shop/client (account shop/default)
@@ -744,14 +773,14 @@ spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, wei
 }
 
 #[test]
-fn yaml_says_what_json_says() {
-    let place = Place::with_files(&[("mesh.yaml", MESH)]);
+fn yaml_equals_json() {
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     let request =
         "request -f mesh.yaml --from shop/page-1 --url http://reviews.shop:9080/reviews/1";
     for arguments in ["", "denied", request] {
         let reported = |form: &str| {
             let arguments = format!("explain {arguments} -o {form}");
-            let done = place.run_leno(&arguments.split_whitespace().collect::<Vec<_>>());
+            let done = test_directory.run_leno(&arguments.split_whitespace().collect::<Vec<_>>());
             assert_eq!(done.code, Some(0), "{done:?}");
             done.out
         };
@@ -811,9 +840,10 @@ fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
         (BYTES, "tcp://example.com:9000", 3, "reset unknown-service: "),
         (BYTES, "tcp://ratings.shop:9080", 1, "port 9080 of ratings.shop is HTTP, not TCP"),
     ] {
-        let place = Place::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", bytes)]);
+        let test_directory =
+            TestDirectory::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", bytes)]);
         let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-        let done = place.run_leno(&arguments);
+        let done = test_directory.run_leno(&arguments);
         assert_eq!(done.code, Some(code), "{done:?}");
         if code == 1 {
             assert!(done.err.contains(expected), "{done:?}");
@@ -822,7 +852,7 @@ fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
         let verdict = done.out.lines().last().unwrap_or_default();
         assert!(verdict.starts_with(&format!("verdict   {expected}")), "{done:?}");
         assert!(done.out.starts_with(&format!("request   {url}\n")), "{done:?}");
-        let json = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+        let json = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
         let json: Value = serde_json::from_str(&json.out).unwrap();
         assert_eq!(json["allowed"], code == 0, "{json}");
         assert!(json["status"].is_null() && json["request"]["method"].is_null(), "{json}");
@@ -830,9 +860,17 @@ fn a_connection_to_a_port_that_carries_tcp_is_decided_without_a_request() {
 }
 
 /// Returns the lines of an explanation that name a policy of this kind, or each policy.
-fn policies_of(place: &Place, url: &str) -> String {
-    let done =
-        place.run_leno(&["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url]);
+fn policies_of(test_directory: &TestDirectory, url: &str) -> String {
+    let done = test_directory.run_leno(&[
+        "explain",
+        "-f",
+        ".",
+        "request",
+        "--from",
+        "shop/page-1",
+        "--url",
+        url,
+    ]);
     let lines = done.out.lines().filter(|line| {
         line.starts_with("no effect") || line.starts_with("          ") && line.contains(": ")
     });
@@ -841,7 +879,7 @@ fn policies_of(place: &Place, url: &str) -> String {
 
 #[test]
 fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", BYTES)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", BYTES)]);
     expect![[r#"
                   opaque: requests are not parsed, and only TCP rules apply
                   CircuitBreaker shop/breaker: limits concurrency to 3 TCP connections
@@ -849,7 +887,7 @@ fn policies_that_decide_by_request_take_no_part_on_a_port_that_carries_tcp() {
         no effect LoadBalancing shop/balancing: port 9000 of shop/bytes carries TCP, in which requests are not visible
         no effect Hedging shop/hedging: port 9000 of shop/bytes carries TCP, in which requests are not visible
         no effect Retry shop/retry: port 9000 of shop/bytes carries TCP, in which requests are not visible
-                  shop/bytes-1 (account shop/bytes): 403 denied-by-policy (the RateLimit shop/limit denies it)"#]].assert_eq(&policies_of(&place, "http://bytes:9000/"));
+                  shop/bytes-1 (account shop/bytes): 403 denied-by-policy (the RateLimit shop/limit denies it)"#]].assert_eq(&policies_of(&test_directory, "http://bytes:9000/"));
 }
 
 #[test]
@@ -861,7 +899,7 @@ fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() 
         rules: [{matches: [{path: {value: /ratings}}],
                  filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}]}}
 "#;
-    let place = Place::with_files(&[
+    let test_directory = TestDirectory::with_files(&[
         ("mesh.yaml", MESH),
         ("policies.yaml", &policies),
         ("r.yaml", redirect),
@@ -871,16 +909,16 @@ fn policies_without_effect_are_listed_where_the_sidecar_of_the_client_answers() 
         no effect CircuitBreaker shop/called: HTTPRoute shop/ratings answers the request without forwarding it
         no effect FaultInjection shop/slow: HTTPRoute shop/ratings answers the request without forwarding it
         no effect Hedging shop/called: HTTPRoute shop/ratings answers the request without forwarding it
-        no effect Hedging shop/second: HTTPRoute shop/ratings answers the request without forwarding it"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
+        no effect Hedging shop/second: HTTPRoute shop/ratings answers the request without forwarding it"#]].assert_eq(&policies_of(&test_directory, "http://ratings:9080/ratings/1"));
     expect![[r#"
         no effect OutlierDetection shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect CircuitBreaker shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect FaultInjection shop/slow: no rule of the attached routes matches, and the client's sidecar rejects the request
         no effect Hedging shop/called: no rule of the attached routes matches, and the client's sidecar rejects the request
-        no effect Hedging shop/second: no rule of the attached routes matches, and the client's sidecar rejects the request"#]].assert_eq(&policies_of(&place, "http://ratings:9080/other"));
+        no effect Hedging shop/second: no rule of the attached routes matches, and the client's sidecar rejects the request"#]].assert_eq(&policies_of(&test_directory, "http://ratings:9080/other"));
     let url = "http://ratings:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
-    let done = place.run_leno(&[&arguments[..], &["-o", "json"]].concat());
+    let done = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
     let json: Value = serde_json::from_str(&done.out).unwrap();
     let why = "HTTPRoute shop/ratings answers the request without forwarding it";
     assert_eq!(json["not_applied"][0]["reason"], why, "{json}");
@@ -896,8 +934,11 @@ fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
  spec: {service: ratings, backends: [{service: other, weight: 1}, {service: missing, weight: 1}]}}
 "#;
     let policies = FORWARDED.replace("name: reviews}", "name: ratings}");
-    let place =
-        Place::with_files(&[("mesh.yaml", MESH), ("policies.yaml", &policies), ("s.yaml", split)]);
+    let test_directory = TestDirectory::with_files(&[
+        ("mesh.yaml", MESH),
+        ("policies.yaml", &policies),
+        ("s.yaml", split),
+    ]);
     expect![[r#"
         no effect OutlierDetection shop/called: no request is sent to shop/other: it has no port 9080
         no effect CircuitBreaker shop/called: no request is sent to shop/other: it has no port 9080
@@ -908,5 +949,5 @@ fn a_backend_without_the_port_is_the_reason_for_policies_without_effect() {
         no effect CircuitBreaker shop/called: no request is sent to shop/missing: there is no such Service
         no effect FaultInjection shop/slow: no request is sent to shop/missing: there is no such Service
         no effect Hedging shop/called: no request is sent to shop/missing: there is no such Service
-        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080"#]].assert_eq(&policies_of(&place, "http://ratings:9080/ratings/1"));
+        no effect Hedging shop/second: Hedging shop/called takes precedence at shop/ratings port 9080"#]].assert_eq(&policies_of(&test_directory, "http://ratings:9080/ratings/1"));
 }

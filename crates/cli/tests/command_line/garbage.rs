@@ -18,7 +18,7 @@ const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
 /// The requests that receive garbage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Garbage {
+enum GarbageScope {
     /// All lists.
     Lists,
     /// All watches.
@@ -30,8 +30,13 @@ enum Garbage {
 }
 
 #[test]
-fn no_log_has_a_part_of_an_answer_that_cannot_be_decoded() {
-    for garbage in [Garbage::Lists, Garbage::Watches, Garbage::Objects, Garbage::Everything] {
+fn logs_contain_no_part_of_an_invalid_response() {
+    for garbage in [
+        GarbageScope::Lists,
+        GarbageScope::Watches,
+        GarbageScope::Objects,
+        GarbageScope::Everything,
+    ] {
         let runs =
             ["info", "debug", "trace", "kube_client=trace,kube_runtime=trace,hyper=trace,info"];
         thread::scope(|scope| {
@@ -48,10 +53,10 @@ fn no_log_has_a_part_of_an_answer_that_cannot_be_decoded() {
 }
 
 #[test]
-fn no_answer_that_cannot_be_decoded_is_on_a_terminal() {
+fn terminals_show_no_part_of_an_invalid_response() {
     let directory = tempfile::tempdir().unwrap();
     for turn in 0..BODIES {
-        let server = ApiServer::start(Garbage::Everything, turn);
+        let server = GarbageApiServer::start(GarbageScope::Everything, turn);
         let kubeconfig = server.write_kubeconfig(directory.path());
         for words in [
             &["check", "--kubernetes"][..],
@@ -72,9 +77,9 @@ fn no_answer_that_cannot_be_decoded_is_on_a_terminal() {
 }
 
 /// Returns the log of a control plane until it has received its garbage.
-fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
+fn log_of_control_plane(garbage: GarbageScope, filter: &str, turn: usize) -> String {
     let directory = tempfile::tempdir().unwrap();
-    let server = ApiServer::start(garbage, turn);
+    let server = GarbageApiServer::start(garbage, turn);
     let path = directory.path().join("log");
     let mut command = Command::new(env!("CARGO_BIN_EXE_leno"));
     command.args(["control", "--kubernetes", "--gateways", "--page", "off"]);
@@ -85,14 +90,14 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
         .env("LENO_IMAGE", "leno:test");
     command.env("POD_IP", "127.0.0.1").env("POD_NAME", "a").env("POD_NAMESPACE", "leno-system");
     command.stdout(Stdio::null()).stderr(File::create(&path).unwrap());
-    let mut control = Killed(command.spawn().unwrap());
+    let mut control = KilledOnDrop(command.spawn().unwrap());
     let begin = Instant::now();
     loop {
         let absent = server.unserved_requests();
         let has_ended = control.0.try_wait().unwrap().is_some();
         let log = || fs::read_to_string(&path).unwrap();
         // It cannot continue without its authority.
-        let is_over = absent.is_empty() || has_ended && garbage == Garbage::Everything;
+        let is_over = absent.is_empty() || has_ended && garbage == GarbageScope::Everything;
         if is_over && !log().is_empty() {
             break;
         }
@@ -107,29 +112,29 @@ fn log_of_control_plane(garbage: Garbage, filter: &str, turn: usize) -> String {
 }
 
 /// A program that is killed at the end of its test.
-struct Killed(Child);
+struct KilledOnDrop(Child);
 
-impl Killed {
+impl KilledOnDrop {
     fn end_process(&mut self) {
         self.0.kill().ok();
         self.0.wait().unwrap();
     }
 }
 
-impl Drop for Killed {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         self.end_process();
     }
 }
 
 /// A minimal API server.
-struct ApiServer {
+struct GarbageApiServer {
     address: String,
-    shared: Arc<Shared>,
+    shared: Arc<GarbageState>,
 }
 
-struct Shared {
-    garbage: Garbage,
+struct GarbageState {
+    garbage: GarbageScope,
     /// The number of the first body.
     turn: usize,
     /// The number of garbage responses per path.
@@ -138,12 +143,12 @@ struct Shared {
     written: Mutex<BTreeMap<String, Value>>,
 }
 
-impl ApiServer {
-    fn start(garbage: Garbage, turn: usize) -> Self {
+impl GarbageApiServer {
+    fn start(garbage: GarbageScope, turn: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let (answered, written) = (Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { garbage, turn, answered, written });
+        let shared = Arc::new(GarbageState { garbage, turn, answered, written });
         let serving = Arc::clone(&shared);
         thread::spawn(move || {
             for tcp in listener.incoming().flatten() {
@@ -179,7 +184,7 @@ impl ApiServer {
 }
 
 /// Returns the requests of a control plane that receive garbage.
-fn expected_requests(garbage: Garbage) -> Vec<String> {
+fn expected_requests(garbage: GarbageScope) -> Vec<String> {
     let customs = served_kinds().into_iter().map(|kind| {
         format!("/apis/{}/{}", kind.api_versions.first().unwrap(), plural_of(kind.kind))
     });
@@ -192,8 +197,8 @@ fn expected_requests(garbage: Garbage) -> Vec<String> {
     ];
     let all = watched.into_iter().chain(customs).chain(of_gateways.map(str::to_owned));
     match garbage {
-        Garbage::Lists => all.collect(),
-        Garbage::Watches => {
+        GarbageScope::Lists => all.collect(),
+        GarbageScope::Watches => {
             let of_api_server = [
                 "/api/v1/namespaces/default/services",
                 "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices",
@@ -202,7 +207,7 @@ fn expected_requests(garbage: Garbage) -> Vec<String> {
             let all = all.chain(of_api_server.map(str::to_owned));
             all.map(|path| format!("watch {path}")).collect()
         }
-        Garbage::Objects => [
+        GarbageScope::Objects => [
             "/api/v1/secrets",
             "/api/v1/namespaces/leno-system/secrets/leno-webhook",
             "/apis/coordination.k8s.io/v1/namespaces/leno-system/leases/leno-control",
@@ -210,13 +215,13 @@ fn expected_requests(garbage: Garbage) -> Vec<String> {
         ]
         .map(str::to_owned)
         .into(),
-        Garbage::Everything => {
+        GarbageScope::Everything => {
             vec!["/api/v1/pods".to_owned(), "/apis/leno.dev/v1alpha1".to_owned()]
         }
     }
 }
 
-impl Shared {
+impl GarbageState {
     fn serve_connection(&self, tcp: TcpStream) {
         let mut reader = BufReader::new(tcp.try_clone().unwrap());
         let mut writer = tcp;
@@ -257,15 +262,15 @@ impl Shared {
         let is_list = !path.contains("/namespaces/") && path.matches('/').count() > 2;
         match self.garbage {
             _ if path == "/version" => false,
-            Garbage::Lists => !is_watch && is_list && is_plural(path),
-            Garbage::Watches => is_watch,
-            Garbage::Objects => {
+            GarbageScope::Lists => !is_watch && is_list && is_plural(path),
+            GarbageScope::Watches => is_watch,
+            GarbageScope::Objects => {
                 let is_own = ["leno-authority", "leno-roots", "leno-system/secrets"];
                 let is_object =
                     path.contains("/namespaces/") && !is_own.iter().any(|own| path.ends_with(own));
                 path == "/api/v1/secrets" || is_object
             }
-            Garbage::Everything => true,
+            GarbageScope::Everything => true,
         }
     }
 

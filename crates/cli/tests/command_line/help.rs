@@ -1,10 +1,10 @@
 //! Tests of `--help`, `--version` and completions.
 
-use crate::run::Place;
+use crate::run::TestDirectory;
 
 #[test]
 fn every_command_explains_itself_with_an_example() {
-    let place = Place::with_files(&[]);
+    let test_directory = TestDirectory::with_files(&[]);
     for command in [
         "demo",
         "up",
@@ -18,7 +18,7 @@ fn every_command_explains_itself_with_an_example() {
         "control",
         "completions",
     ] {
-        let done = place.run_leno(&[command, "--help"]);
+        let done = test_directory.run_leno(&[command, "--help"]);
         assert_eq!(done.code, Some(0), "{done:?}");
         let (_, examples) = done.out.split_once("Examples:").expect(command);
         assert!(examples.contains(&format!("leno {command}")), "{examples}");
@@ -26,9 +26,9 @@ fn every_command_explains_itself_with_an_example() {
 }
 
 #[test]
-fn the_overview_lists_commands_and_hides_what_only_leno_itself_uses() {
-    let place = Place::with_files(&[]);
-    let done = place.run_leno(&["--help"]);
+fn the_overview_hides_internal_commands() {
+    let test_directory = TestDirectory::with_files(&[]);
+    let done = test_directory.run_leno(&["--help"]);
     assert_eq!(done.code, Some(0));
     for command in ["demo", "up", "check", "explain", "get", "token", "proxy", "control"] {
         assert!(done.out.contains(&format!("  {command}")), "{command}: {}", done.out);
@@ -36,12 +36,12 @@ fn the_overview_lists_commands_and_hides_what_only_leno_itself_uses() {
     for hidden in ["demo-service", "exec"] {
         assert!(!done.out.contains(hidden), "{hidden}: {}", done.out);
     }
-    assert!(place.run_leno(&["--version"]).out.starts_with("leno "));
+    assert!(test_directory.run_leno(&["--version"]).out.starts_with("leno "));
 }
 
 #[test]
 fn shells_get_completions() {
-    let place = Place::with_files(&[]);
+    let test_directory = TestDirectory::with_files(&[]);
     for (shell, mark) in [
         ("bash", "complete -F"),
         ("zsh", "#compdef leno"),
@@ -49,11 +49,11 @@ fn shells_get_completions() {
         ("elvish", "edit:completion"),
         ("powershell", "Register-ArgumentCompleter"),
     ] {
-        let done = place.run_leno(&["completions", shell]);
+        let done = test_directory.run_leno(&["completions", shell]);
         assert_eq!(done.code, Some(0), "{shell}: {}", done.err);
         assert!(done.out.contains(mark), "{shell}");
     }
-    let bash = place.run_leno(&["completions", "bash"]).out;
+    let bash = test_directory.run_leno(&["completions", "bash"]).out;
     assert!(bash.contains("denied-outbound"), "reasons are completed");
 }
 
@@ -61,8 +61,8 @@ fn shells_get_completions() {
 fn the_table_of_commands_in_the_readme_is_that_of_the_program() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let readme = std::fs::read_to_string(path).expect("the README");
-    let place = Place::with_files(&[]);
-    let topics = place.run_leno(&["get", "--help"]).out;
+    let test_directory = TestDirectory::with_files(&[]);
+    let topics = test_directory.run_leno(&["get", "--help"]).out;
     let row = readme.lines().find(|line| line.starts_with("| `leno get TOPIC`")).expect("a row");
     let (_, listed) = topics.split_once("Possible values:").expect("the topics");
     let listed = listed.split("\n\n").next().unwrap_or_default();

@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::Value;
 
-use crate::run::Place;
+use crate::run::TestDirectory;
 
 /// An OSM mesh in SMI traffic policy mode: access policies, two splits, limits, and unsupported settings.
 const OLD: &str = r#"
@@ -125,9 +125,9 @@ spec: {chains: []}
 "#;
 
 /// Returns the decision of `explain` about a request, without the names of the deciding objects.
-fn decide_request(place: &Place, files: &str, request: &[&str]) -> Value {
+fn decide_request(test_directory: &TestDirectory, files: &str, request: &[&str]) -> Value {
     let command = [&["explain", "-o", "json", "-f", files, "request"], request].concat();
-    let done = place.run_leno(&command);
+    let done = test_directory.run_leno(&command);
     let json: Value = serde_json::from_str(&done.out).expect(&done.err);
     let shares = json["backends"].as_array().expect("a list").iter().map(|backend| {
         let endpoints = backend["endpoints"].as_array().expect("a list").iter();
@@ -144,9 +144,10 @@ fn decide_request(place: &Place, files: &str, request: &[&str]) -> Value {
 }
 
 #[test]
-fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
-    let place = Place::with_files(&[("old/mesh.yaml", OLD), ("old/rules/smi.yaml", RULES)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+fn rewritten_objects_decide_as_before_and_others_are_reported() {
+    let test_directory =
+        TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/rules/smi.yaml", RULES)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
@@ -161,11 +162,13 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
         dropped: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: no other rule denies or limits the same requests
         9 native already, 5 rewritten, 3 not needed, 0 unchanged, 2 dropped
     "#]].assert_eq(&done.out);
-    let checked = place.run_leno(&["check", "-f", "new"]);
+    let checked = test_directory.run_leno(&["check", "-f", "new"]);
     assert_eq!(checked.code, Some(0), "{checked:?}");
-    let written = std::fs::read_to_string(place.path().join("new/mesh.yaml")).expect("a file");
+    let written =
+        std::fs::read_to_string(test_directory.path().join("new/mesh.yaml")).expect("a file");
     assert!(written.contains("# A comment that stays."), "{written}");
-    let rules = std::fs::read_to_string(place.path().join("new/rules/smi.yaml")).expect("a file");
+    let rules =
+        std::fs::read_to_string(test_directory.path().join("new/rules/smi.yaml")).expect("a file");
     assert!(!rules.contains("smi-spec.io") && !rules.contains("openservicemesh"), "{rules}");
     let firefox = ["-H", "user-agent: Mozilla Firefox/1"];
     let mut allowed = 0;
@@ -183,16 +186,20 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
                     let url = format!("http://{root}.shop:9080{path}");
                     let request =
                         [&["--from", from, "-X", method, "--url", &url], headers].concat();
-                    let old = decided_old(&place, &request);
-                    assert_eq!(decide_request(&place, "new", &request), old, "{request:?}");
+                    let old = decided_old(&test_directory, &request);
+                    assert_eq!(
+                        decide_request(&test_directory, "new", &request),
+                        old,
+                        "{request:?}"
+                    );
                     allowed += usize::from(old[0] == Value::Bool(true));
                 }
             }
         }
         let request = ["--from", from, "--url", "http://db.shop:5432/"];
         assert_eq!(
-            decide_request(&place, "new", &request),
-            decided_old(&place, &request),
+            decide_request(&test_directory, "new", &request),
+            decided_old(&test_directory, &request),
             "{request:?}"
         );
     }
@@ -200,7 +207,7 @@ fn what_is_rewritten_decides_as_before_and_the_rest_is_said() {
 }
 
 #[test]
-fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
+fn ingress_and_egress_objects_are_kept_with_their_references() {
     let rules = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
                  metadata: {name: pay, namespace: shop}\nspec: {matches: [{name: all}]}\n---\n\
                  apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Egress\n\
@@ -208,8 +215,8 @@ fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
                  spec: {sources: [{kind: ServiceAccount, name: shop, namespace: shop}], \
                  hosts: [api.example], ports: [{number: 80, protocol: http}], \
                  matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: pay}]}\n";
-    let place = Place::with_files(&[("old/smi.yaml", rules)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let test_directory = TestDirectory::with_files(&[("old/smi.yaml", rules)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     for left in [
         "HTTPRouteGroup shop/pay (old/smi.yaml:1): an unchanged document references it",
@@ -220,12 +227,12 @@ fn who_comes_in_and_goes_out_is_left_with_what_it_uses() {
 }
 
 /// The old files lack settings that Leno reads: `defaultPolicy: deny` is added.
-fn decided_old(place: &Place, request: &[&str]) -> Value {
+fn decided_old(test_directory: &TestDirectory, request: &[&str]) -> Value {
     let strict = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec: {defaultPolicy: deny}\n";
-    let beside = place.path().join("old/strict.yaml");
+    let beside = test_directory.path().join("old/strict.yaml");
     std::fs::write(beside, strict).expect("a file");
-    decide_request(place, "old", request)
+    decide_request(test_directory, "old", request)
 }
 
 /// OSM and FSM objects with unsupported features.
@@ -264,8 +271,9 @@ fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
     let target = RULES.split("---").nth(3).expect("a TrafficTarget");
     let group = RULES.split("---").next().expect("a group");
     let rules = format!("{UNSUPPORTED}---{group}---{target}");
-    let place = Place::with_files(&[("old/mesh.yaml", OLD), ("old/rules.yaml", &rules)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let test_directory =
+        TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/rules.yaml", &rules)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     let reported: Vec<&str> = done.out.lines().filter(|line| line.contains("rules.yaml")).collect();
     for (kind, field, wider) in [
@@ -280,16 +288,18 @@ fn an_old_object_with_an_unsupported_field_is_not_kept_and_the_others_are() {
         assert_eq!(line.contains("access may become wider"), wider, "{line}");
     }
     assert!(reported.iter().any(|line| line.starts_with("rewritten: TrafficTarget shop/stock ")));
-    assert_eq!(place.run_leno(&["check", "-f", "new"]).code, Some(0));
-    let written = std::fs::read_to_string(place.path().join("new/rules.yaml")).expect("a file");
+    assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0));
+    let written =
+        std::fs::read_to_string(test_directory.path().join("new/rules.yaml")).expect("a file");
     assert!(written.contains("kind: AccessPolicy"), "{written}");
 }
 
 #[test]
-fn a_check_tells_what_would_be_kept_and_writes_nothing() {
+fn a_check_reports_kept_objects_and_writes_nothing() {
     let rules = format!("{RULES}---{}", UNSUPPORTED.split("---").nth(1).expect("an Egress"));
-    let place = Place::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
-    let done = place.run_leno(&["migrate", "check", "-f", "old"]);
+    let test_directory =
+        TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
+    let done = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     let summary = done.out.lines().last().expect("a summary");
     assert_eq!(summary, "9 native already, 5 rewritten, 3 not needed, 0 unchanged, 3 dropped");
@@ -303,27 +313,28 @@ fn a_check_tells_what_would_be_kept_and_writes_nothing() {
         assert!(done.out.lines().any(|found| found == line), "{line}\n{}", done.out);
     }
     // The migration reports the same about each object.
-    let migrated = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let migrated = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(migrated.out, done.out);
-    let done = place.run_leno(&["migrate", "check", "-f", "old", "-o", "json"]);
+    let done = test_directory.run_leno(&["migrate", "check", "-f", "old", "-o", "json"]);
     let entries: Vec<Value> = serde_json::from_str(&done.out).expect("JSON");
     let egress = entries.iter().find(|it| it["object"] == "Egress shop/pay").expect("the Egress");
     assert_eq!((&egress["outcome"], &egress["widens"]), (&"dropped".into(), &false.into()));
     assert!(egress["reasons"][0].as_str().expect("a reason").contains("mtls"), "{egress}");
 
     let native = OLD.split_once("---").expect("documents").1;
-    let whole = Place::with_files(&[("old.yaml", native)]);
+    let whole = TestDirectory::with_files(&[("old.yaml", native)]);
     assert_eq!(whole.run_leno(&["migrate", "check", "-f", "old.yaml"]).code, Some(0));
     assert_eq!(whole.run_leno(&["migrate", "-f", "old.yaml"]).code, Some(2), "--output is missing");
 }
 
 #[test]
-fn what_only_something_that_is_not_kept_may_use_is_not_kept_either() {
+fn objects_used_only_by_dropped_objects_are_dropped() {
     let group = "apiVersion: specs.smi-spec.io/v1alpha4\nkind: HTTPRouteGroup\n\
                  metadata: {name: mail, namespace: shop}\nspec: {matches: [{name: all}]}\n";
     let rules = format!("# Rules of the shop.\n---{RULES}---\n{group}");
-    let place = Place::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let test_directory =
+        TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     let reported = |name: &str| {
         let title = format!("HTTPRouteGroup shop/{name} ");
@@ -332,13 +343,14 @@ fn what_only_something_that_is_not_kept_may_use_is_not_kept_either() {
     assert!(reported("mail").starts_with("dropped: "), "{done:?}");
     assert!(reported("stock").starts_with("not needed: "), "{done:?}");
     assert!(done.out.contains("\n9 native already, "), "{done:?}");
-    let written = std::fs::read_to_string(place.path().join("new/smi.yaml")).expect("a file");
+    let written =
+        std::fs::read_to_string(test_directory.path().join("new/smi.yaml")).expect("a file");
     assert!(written.starts_with("# Rules of the shop.\n---\n"), "{written}");
-    assert_eq!(place.run_leno(&["check", "-f", "new"]).code, Some(0));
+    assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0));
 }
 
 #[test]
-fn what_has_no_other_words_stays_as_it_is() {
+fn documents_without_a_native_form_are_unchanged() {
     let split = RULES.replace(
         "kind: TrafficSplit\nmetadata: {name: stock",
         "kind: TrafficSplit\nmetadata: {name: other",
@@ -356,18 +368,20 @@ fn what_has_no_other_words_stays_as_it_is() {
             "would also allow HTTP",
         ),
     ] {
-        let place = Place::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
-        let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        let test_directory =
+            TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("old/smi.yaml", &rules)]);
+        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
         assert_eq!(done.code, Some(3), "{done:?}");
         assert!(done.out.contains(left), "{done:?}");
-        assert_eq!(place.run_leno(&["check", "-f", "new"]).code, Some(0), "{done:?}");
+        assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0), "{done:?}");
     }
 }
 
 #[test]
-fn nothing_is_written_over_and_nothing_half() {
-    let place = Place::with_files(&[("old/mesh.yaml", OLD), ("new/keep.yaml", "a: 1\n")]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+fn output_files_are_never_overwritten_or_partial() {
+    let test_directory =
+        TestDirectory::with_files(&[("old/mesh.yaml", OLD), ("new/keep.yaml", "a: 1\n")]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(1));
     assert!(done.err.contains("new is not empty"), "{}", done.err);
     for (old, new, said) in [
@@ -376,14 +390,15 @@ fn nothing_is_written_over_and_nothing_half() {
     ] {
         let broken = OLD.replacen(old, new, 1);
         assert_ne!(broken, OLD);
-        let place = Place::with_files(&[("old/mesh.yaml", &broken), ("old/smi.yaml", RULES)]);
-        let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        let test_directory =
+            TestDirectory::with_files(&[("old/mesh.yaml", &broken), ("old/smi.yaml", RULES)]);
+        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
         assert_eq!(done.code, Some(1), "{done:?}");
         assert!(done.err.contains(said), "{}", done.err);
-        assert!(!place.path().join("new").exists());
+        assert!(!test_directory.path().join("new").exists());
     }
     let native = OLD.split_once("---").expect("documents").1;
-    let place = Place::with_files(&[("old.yaml", native)]);
-    let done = place.run_leno(&["migrate", "-f", "old.yaml", "-o", "new"]);
+    let test_directory = TestDirectory::with_files(&[("old.yaml", native)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old.yaml", "-o", "new"]);
     assert_eq!((done.code, done.out.lines().count()), (Some(0), 1), "{done:?}");
 }

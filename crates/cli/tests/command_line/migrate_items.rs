@@ -1,6 +1,6 @@
 //! Tests of `leno migrate` for items of Sermant's configuration center.
 
-use crate::run::Place;
+use crate::run::TestDirectory;
 
 /// Keys and values as displayed on pages.
 const ITEMS: &str = r#"
@@ -39,9 +39,10 @@ data:
 "#;
 
 #[test]
-fn items_become_policies_or_are_reported_of() {
-    let place = Place::with_files(&[("old/items.yaml", ITEMS)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new", "--namespace", "shop"]);
+fn items_become_policies_or_are_reported() {
+    let test_directory = TestDirectory::with_files(&[("old/items.yaml", ITEMS)]);
+    let done =
+        test_directory.run_leno(&["migrate", "-f", "old", "-o", "new", "--namespace", "shop"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     for (item, fate) in [
         ("SermantRouteRule shop/route-rule-orders", "TagRoute shop/route-rule-orders"),
@@ -74,9 +75,10 @@ fn items_become_policies_or_are_reported_of() {
         assert_eq!(reported.contains("access may become wider"), widens, "{reported}");
     }
     let check = ["migrate", "check", "-f", "old", "--namespace", "shop"];
-    let foretold = place.run_leno(&check).out;
+    let foretold = test_directory.run_leno(&check).out;
     assert!(foretold.contains("is RateLimit shop/checkout, but: "), "{foretold}");
-    let new = std::fs::read_to_string(place.path().join("new/items.yaml")).expect("a file");
+    let new =
+        std::fs::read_to_string(test_directory.path().join("new/items.yaml")).expect("a file");
     let (objects, rejected) = leno_registry::read_str("new", &new);
     assert_eq!((objects.len(), rejected), (5, Vec::new()), "{new}");
     let limit = "requests: 20\n    per: \"1s\"\n    burst: 10\n";
@@ -84,11 +86,11 @@ fn items_become_policies_or_are_reported_of() {
 }
 
 #[test]
-fn what_an_item_holds_that_is_no_yaml_is_no_rule() {
+fn items_without_valid_yaml_are_not_rules() {
     let items = "data:\n- {key: servicecomb.matchGroup.a, value: \"services: web\"}\n\
                  - {key: servicecomb.rateLimiting.a, value: \"{rate: 5\"}\n";
-    let place = Place::with_files(&[("old/kie.yaml", items)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let test_directory = TestDirectory::with_files(&[("old/kie.yaml", items)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     let line = "dropped: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
         become wider: no other rule denies or limits the same requests";
     assert!(done.out.lines().any(|reported| reported == line), "{}", done.out);
@@ -97,15 +99,15 @@ fn what_an_item_holds_that_is_no_yaml_is_no_rule() {
 
 #[test]
 fn answers_of_a_configuration_centre_are_items() {
-    let place = Place::with_files(&[("old/kie.yaml", ANSWER)]);
-    let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+    let test_directory = TestDirectory::with_files(&[("old/kie.yaml", ANSWER)]);
+    let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     assert_eq!(done.code, Some(3), "{done:?}");
     assert!(done.out.contains("is RateLimit default/a, but: "), "{}", done.out);
     assert!(!done.out.contains("faultInjection"), "{}", done.out);
 }
 
 #[test]
-fn what_has_no_native_form_is_named_with_its_field() {
+fn items_without_a_native_form_are_named_with_their_field() {
     let group = "servicecomb.matchGroup.a: {services: web}\n";
     for (items, why) in [
         (
@@ -121,8 +123,8 @@ fn what_has_no_native_form_is_named_with_its_field() {
         ("servicecomb.system.a: {qps: 5}", "`concurrency.adaptive`"),
     ] {
         let items = format!("{group}{items}\n");
-        let place = Place::with_files(&[("old/items.yaml", items.as_str())]);
-        let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        let test_directory = TestDirectory::with_files(&[("old/items.yaml", items.as_str())]);
+        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
         assert_eq!(done.code, Some(3), "{done:?}");
         assert!(done.out.contains(why), "{items} {}", done.out);
     }
@@ -145,8 +147,8 @@ fn a_reason_names_the_field_and_the_key_that_it_is_about() {
         ),
         ("unrelated.key: |\n  a: b\n", "dropped: document (old/x.yaml:1): kind is missing"),
     ] {
-        let place = Place::with_files(&[("old/x.yaml", text)]);
-        let done = place.run_leno(&["migrate", "check", "-f", "old"]);
+        let test_directory = TestDirectory::with_files(&[("old/x.yaml", text)]);
+        let done = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
         assert!(done.out.lines().any(|line| line.starts_with(expected)), "{}", done.out);
     }
 }

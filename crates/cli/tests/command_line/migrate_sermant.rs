@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use expect_test::expect;
 
 use crate::group::{Group, read_vectors};
-use crate::run::Place;
+use crate::run::TestDirectory;
 
 #[test]
-fn what_is_rewritten_chooses_as_the_service_router_does() {
+fn rewritten_rules_choose_as_the_service_router_does() {
     let vectors = read_vectors("sermant.json");
     let mut rewritten = 0;
     let mut wrong = Vec::new();
@@ -16,8 +16,8 @@ fn what_is_rewritten_chooses_as_the_service_router_does() {
     for group in vectors["groups"].as_array().expect("a list") {
         let group = Group { vectors: &vectors, group };
         let old = group.rule_manifests().join("\n---\n");
-        let place = Place::with_files(&[("old/rules.yaml", old.as_str())]);
-        let done = place.run_leno(&["migrate", "-f", "old", "-o", "new"]);
+        let test_directory = TestDirectory::with_files(&[("old/rules.yaml", old.as_str())]);
+        let done = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
         if done.code == Some(1) {
             continue;
         }
@@ -26,7 +26,8 @@ fn what_is_rewritten_chooses_as_the_service_router_does() {
         for (_, why) in reported.filter(|(what, _)| what.starts_with("unchanged")) {
             *left.entry(why.to_owned()).or_default() += 1;
         }
-        let new = std::fs::read_to_string(place.path().join("new/rules.yaml")).expect("a file");
+        let new =
+            std::fs::read_to_string(test_directory.path().join("new/rules.yaml")).expect("a file");
         if !new.contains("SermantRouteRule") {
             rewritten += 1;
             wrong.extend(group.find_mismatches(&[new]));

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::run::{MESH, Place};
+use crate::run::{MESH, TestDirectory};
 
 #[test]
 fn wrong_usage_is_reported_apart_from_failure() {
-    let place = Place::with_files(&[("mesh.yaml", MESH)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     let cases: [(&[&str], &str); 18] = [
         (&[], "Usage"),
         (&["fly"], "fly"),
@@ -34,7 +34,7 @@ fn wrong_usage_is_reported_apart_from_failure() {
         (&["explain", "change", "99999999999999999999"], "'[ID]': not a number in range"),
     ];
     for (arguments, said) in cases {
-        let done = place.run_leno(arguments);
+        let done = test_directory.run_leno(arguments);
         assert_eq!(done.code, Some(2), "{arguments:?}: {done:?}");
         assert!(done.err.contains(said), "{arguments:?}: {done:?}");
     }
@@ -42,7 +42,8 @@ fn wrong_usage_is_reported_apart_from_failure() {
 
 #[test]
 fn failures_are_one_line_with_a_remedy() {
-    let place = Place::with_files(&[("mesh.yaml", MESH), ("bad.yaml", "kind: Nothing\n")]);
+    let test_directory =
+        TestDirectory::with_files(&[("mesh.yaml", MESH), ("bad.yaml", "kind: Nothing\n")]);
     let cases: [(&[&str], &str); 6] = [
         (&["get", "workloads"], "start one with `leno up`"),
         (
@@ -55,7 +56,7 @@ fn failures_are_one_line_with_a_remedy() {
         (&["proxy", "--workload", "shop/page-1", "--token-file", "absent"], "absent"),
     ];
     for (arguments, said) in cases {
-        let done = place.run_leno(arguments);
+        let done = test_directory.run_leno(arguments);
         assert_eq!(done.code, Some(1), "{arguments:?}: {done:?}");
         assert!(done.err.starts_with("error: "), "{arguments:?}: {done:?}");
         assert_eq!(done.err.lines().count(), 1, "{arguments:?}: {done:?}");
@@ -64,14 +65,14 @@ fn failures_are_one_line_with_a_remedy() {
 }
 
 #[test]
-fn a_mesh_of_nothing_valid_does_not_start() {
-    let place = Place::with_files(&[("bad.yaml", "kind: Nothing\n")]);
+fn a_mesh_without_a_valid_object_does_not_start() {
+    let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
     for command in ["up", "control"] {
         for (path, said, problem) in [
             ("bad.yaml", "rejected: bad.yaml:1", "no valid document"),
             ("absent", "No such file", "cannot read absent"),
         ] {
-            let done = place.run_leno(&[command, "-f", path, "--data", "state"]);
+            let done = test_directory.run_leno(&[command, "-f", path, "--data", "state"]);
             assert_eq!(done.code, Some(1), "{command} {path}: {done:?}");
             assert!(done.err.contains(said), "{command} {path}: {done:?}");
             let last = done.err.lines().last().unwrap_or_default();
@@ -84,9 +85,17 @@ fn a_mesh_of_nothing_valid_does_not_start() {
 fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
     let service =
         "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}]}\n";
-    let place = Place::with_files(&[("good.yaml", service)]);
+    let test_directory = TestDirectory::with_files(&[("good.yaml", service)]);
     for command in ["up", "control"] {
-        let done = place.run_leno(&[command, "-f", "good.yaml", "-f", "absent", "--data", "state"]);
+        let done = test_directory.run_leno(&[
+            command,
+            "-f",
+            "good.yaml",
+            "-f",
+            "absent",
+            "--data",
+            "state",
+        ]);
         assert_eq!(done.code, Some(1), "{command}: {done:?}");
         assert!(done.err.starts_with("error: cannot read absent"), "{command}: {done:?}");
     }
@@ -95,16 +104,16 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
 /// A hint, applied literally, is accepted.
 #[test]
 fn hints_about_paths_name_what_the_command_takes() {
-    let place = Place::with_files(&[("mesh.yaml", MESH)]);
+    let test_directory = TestDirectory::with_files(&[("mesh.yaml", MESH)]);
     for (files, hint) in [
         (&["-f", "absent"][..], "or set another path with -f"),
         (&["-f", "mesh.yaml", "-f", "absent"][..], "or start without this -f"),
     ] {
-        let done = place.run_leno(&[&["up", "--data", "state"][..], files].concat());
+        let done = test_directory.run_leno(&[&["up", "--data", "state"][..], files].concat());
         assert!(done.code == Some(1) && done.err.contains(hint), "{done:?}");
     }
-    let done = place.run_leno(&["status", "--data", "else where"]);
-    let directory = place.path().join("else where");
+    let done = test_directory.run_leno(&["status", "--data", "else where"]);
+    let directory = test_directory.path().join("else where");
     let hint = format!("leno up -f DIR --data '{}'", directory.display());
     assert!(done.code == Some(1) && done.out.contains(&hint), "{done:?}");
 }
@@ -114,9 +123,10 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
     let workload = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: a}\nspec: {}\n";
     let config = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec: {defaultPolicy: Deny}\n";
-    let place = Place::with_files(&[("mesh/a.yaml", workload), ("mesh/config.yaml", config)]);
+    let test_directory =
+        TestDirectory::with_files(&[("mesh/a.yaml", workload), ("mesh/config.yaml", config)]);
     for command in ["up", "control"] {
-        let done = place.run_leno(&[command, "-f", "mesh", "--data", "state"]);
+        let done = test_directory.run_leno(&[command, "-f", "mesh", "--data", "state"]);
         assert_eq!(done.code, Some(1), "{command}: {done:?}");
         assert!(done.err.contains("mesh/config.yaml:4:23: MeshConfig mesh: "), "{done:?}");
         let last = done.err.lines().last().unwrap_or_default();
@@ -127,10 +137,10 @@ fn a_mesh_of_which_it_is_unknown_what_it_enforces_does_not_start() {
 #[test]
 fn state_is_kept_in_the_home_directory_and_for_its_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
-    let place = Place::with_files(&[("bad.yaml", "kind: Nothing\n")]);
-    let done = place.run_leno(&["up", "-f", "bad.yaml"]);
+    let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
+    let done = test_directory.run_leno(&["up", "-f", "bad.yaml"]);
     assert_eq!(done.code, Some(1), "{done:?}");
-    let state: PathBuf = place.path().join(".local/state/leno/default");
+    let state: PathBuf = test_directory.path().join(".local/state/leno/default");
     let mode = std::fs::metadata(&state).expect("the data directory").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
 }
@@ -139,21 +149,24 @@ fn state_is_kept_in_the_home_directory_and_for_its_owner_only() {
 fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refused() {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt as _;
-    let place = Place::with_files(&[("bad.yaml", "kind: Nothing\n")]);
+    let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
     for umask in ["000", "002", "177"] {
         let state = format!("under-{umask}/state");
         let line = format!("umask {umask}; exec \"$0\" control -f bad.yaml --data {state}");
-        let done = place.run_shell(&line);
+        let done = test_directory.run_shell(&line);
         assert!(done.err.contains("no valid document"), "{umask}: {done:?}");
         for made in [state.as_str(), &format!("under-{umask}")] {
-            let mode = std::fs::metadata(place.path().join(made)).expect(made).permissions().mode();
+            let mode = std::fs::metadata(test_directory.path().join(made))
+                .expect(made)
+                .permissions()
+                .mode();
             assert_eq!(mode & 0o777, 0o700, "{umask}: {made}");
         }
     }
-    let shared = place.path().join("shared");
+    let shared = test_directory.path().join("shared");
     std::fs::create_dir(&shared).expect("a directory");
     std::fs::set_permissions(&shared, Permissions::from_mode(0o775)).expect("a mode");
-    let done = place.run_leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
+    let done = test_directory.run_leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
     assert_eq!(done.code, Some(1), "{done:?}");
     let hint = format!("`chmod 700 {}`", shared.display());
     assert!(done.err.contains(&hint) && done.err.lines().count() == 1, "{done:?}");
@@ -161,15 +174,15 @@ fn a_new_data_directory_is_private_whatever_the_umask_and_a_shared_one_is_refuse
 
 #[test]
 fn a_command_under_exec_does_not_outlive_its_parent() {
-    let place = Place::with_files(&[]);
+    let test_directory = TestDirectory::with_files(&[]);
     // Process 1 is not the parent of this process.
-    let orphan = place.run_leno(&["exec", "--parent", "1", "--", "/bin/echo", "alive"]);
+    let orphan = test_directory.run_leno(&["exec", "--parent", "1", "--", "/bin/echo", "alive"]);
     assert_eq!(orphan.code, Some(1), "{orphan:?}");
     assert!(orphan.err.contains("has exited") && orphan.out.is_empty(), "{orphan:?}");
     let parent = std::process::id().to_string();
-    let child = place.run_leno(&["exec", "--parent", &parent, "--", "/bin/echo", "alive"]);
+    let child = test_directory.run_leno(&["exec", "--parent", &parent, "--", "/bin/echo", "alive"]);
     assert_eq!((child.code, child.out.as_str()), (Some(0), "alive\n"), "{child:?}");
-    let absent = place.run_leno(&["exec", "--parent", &parent, "--", "./no-such-program"]);
+    let absent = test_directory.run_leno(&["exec", "--parent", &parent, "--", "./no-such-program"]);
     assert_eq!(absent.code, Some(1), "{absent:?}");
     assert!(absent.err.contains("spec.run"), "{absent:?}");
 }

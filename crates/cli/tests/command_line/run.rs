@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// A directory with files, in which commands run.
-pub(crate) struct Place(TempDir);
+pub(crate) struct TestDirectory(TempDir);
 
 /// The result of a command.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct CommandResult {
     /// Its exit code.
     pub(crate) code: Option<i32>,
     /// Its standard output.
@@ -19,17 +19,17 @@ pub(crate) struct Done {
     pub(crate) err: String,
 }
 
-impl Place {
+impl TestDirectory {
     /// Creates a directory with these files.
     pub(crate) fn with_files(files: &[(&str, &str)]) -> Self {
-        let place = Self(tempfile::tempdir().expect("a temporary directory"));
+        let test_directory = Self(tempfile::tempdir().expect("a temporary directory"));
         for (name, text) in files {
-            let path = place.0.path().join(name);
+            let path = test_directory.0.path().join(name);
             let folder = path.parent().expect("a file is in a folder");
             std::fs::create_dir_all(folder).expect("a new folder");
             std::fs::write(path, text).expect("a new file");
         }
-        place
+        test_directory
     }
 
     /// Returns its path.
@@ -38,16 +38,16 @@ impl Place {
     }
 
     /// Runs `leno` with these arguments in the directory, which is also the user's home.
-    pub(crate) fn run_leno(&self, arguments: &[&str]) -> Done {
+    pub(crate) fn run_leno(&self, arguments: &[&str]) -> CommandResult {
         self.run(Command::new(LENO).args(arguments))
     }
 
     /// Runs a shell command line with `leno` as `$0`.
-    pub(crate) fn run_shell(&self, line: &str) -> Done {
+    pub(crate) fn run_shell(&self, line: &str) -> CommandResult {
         self.run(Command::new("/bin/sh").args(["-c", line, LENO]))
     }
 
-    fn run(&self, command: &mut Command) -> Done {
+    fn run(&self, command: &mut Command) -> CommandResult {
         let output = command
             .current_dir(self.0.path())
             .env_clear()
@@ -55,7 +55,7 @@ impl Place {
             .stdin(Stdio::null())
             .output()
             .expect("the command runs");
-        Done {
+        CommandResult {
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
             err: String::from_utf8_lossy(&output.stderr).into_owned(),

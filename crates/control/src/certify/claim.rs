@@ -2,18 +2,18 @@
 
 use std::time::SystemTime;
 
-use leno_identity::Peer;
+use leno_identity::VerifiedPeer;
 use leno_model::{Instance, SpiffeId, TrustDomain, Workload, WorkloadName};
 
 /// The fields of the last certificate that its renewal depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct PreviousCertificate {
     pub(crate) instance: Option<Instance>,
     pub(crate) issued: SystemTime,
 }
 
-impl Held {
-    pub(crate) fn from_peer(peer: &Peer) -> Self {
+impl PreviousCertificate {
+    pub(crate) fn from_peer(peer: &VerifiedPeer) -> Self {
         Self { instance: peer.instance.clone(), issued: peer.issue_time() }
     }
 }
@@ -25,7 +25,7 @@ impl Held {
 /// that two releases work together, unless the workload has joined again since the certificate was issued.
 pub(super) fn renewed_instance(
     workload: &WorkloadName,
-    held: &Held,
+    held: &PreviousCertificate,
     current: &Instance,
 ) -> Result<Instance, ClaimError> {
     let former = |held: String| ClaimError::OtherInstance {
@@ -60,7 +60,7 @@ fn is_before(issued: SystemTime, registration: u64) -> bool {
 /// # Errors
 /// [`ClaimError`], worded for the operator of the proxy.
 pub(crate) fn verify_claim(
-    peer: &Peer,
+    peer: &VerifiedPeer,
     claimed: &WorkloadName,
     workload: Option<(&Workload, &Instance)>,
     trust_domain: &TrustDomain,
@@ -83,7 +83,7 @@ pub(crate) fn verify_claim(
             expected: Box::new(expected),
         });
     }
-    renewed_instance(claimed, &Held::from_peer(peer), instance).map(drop)
+    renewed_instance(claimed, &PreviousCertificate::from_peer(peer), instance).map(drop)
 }
 
 /// The reason why a proxy may not act for a workload.

@@ -5,38 +5,38 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_discovery::Joining;
+use leno_discovery::PendingJoin;
 use leno_identity::token_digest;
-use leno_listen::Source;
+use leno_listen::ConnectionSource;
 use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, timeout};
 
-use super::fair::FairQueue;
+use super::fair_queue::FairQueue;
 use super::suspects::{RefusedTokens, Suspects};
-use crate::review::{Holder, ReviewError, Reviewer};
+use crate::review::{ReviewError, Reviewer, TokenSubject};
 
 /// A token that was not made here, and its subject.
 #[derive(Debug)]
-pub(crate) struct Reviewed {
-    pub(crate) joining: Joining,
-    pub(crate) holder: Result<Holder, ReviewError>,
+pub(crate) struct ReviewResult {
+    pub(crate) joining: PendingJoin,
+    pub(crate) holder: Result<TokenSubject, ReviewError>,
 }
 
 /// Reviews in progress, and joins that wait for one.
 #[derive(Debug)]
-pub(super) struct Reviews {
+pub(super) struct TokenReviews {
     reviewer: Option<Arc<dyn Reviewer>>,
-    tasks: JoinSet<Reviewed>,
+    tasks: JoinSet<ReviewResult>,
     /// The source of each review in progress.
-    sources: BTreeMap<Id, Source>,
-    waiting: FairQueue<Joining>,
+    sources: BTreeMap<Id, ConnectionSource>,
+    waiting: FairQueue<PendingJoin>,
     suspects: Suspects,
     refused: RefusedTokens,
 }
 
 /// The reason why a token is not reviewed now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoReview {
+pub(crate) enum ReviewNotStarted {
     /// The token was just rejected.
     #[error("{0}")]
     Refused(String),
@@ -50,7 +50,7 @@ pub(crate) enum NoReview {
     Crowded(IpAddr),
 }
 
-impl Reviews {
+impl TokenReviews {
     pub(super) fn new() -> Self {
         Self {
             reviewer: None,
@@ -71,27 +71,35 @@ impl Reviews {
     }
 
     /// Permits the review of a token, or returns the reason against it.
-    pub(super) fn permit_review(&self, joining: &Joining, now: Instant) -> Result<(), NoReview> {
+    pub(super) fn permit_review(
+        &self,
+        joining: &PendingJoin,
+        now: Instant,
+    ) -> Result<(), ReviewNotStarted> {
         if let Some(reason) = self.refused.rejection_reason(&token_digest(&joining.token), now) {
-            return Err(NoReview::Refused(reason.to_owned()));
+            return Err(ReviewNotStarted::Refused(reason.to_owned()));
         }
         match self.suspects.is_barred(joining.source.into(), now) {
-            true => Err(NoReview::Barred(joining.source)),
+            true => Err(ReviewNotStarted::Barred(joining.source)),
             false => Ok(()),
         }
     }
 
     /// Queues the review of a token. Returns a join that has no room, with the reason.
-    pub(super) fn start(&mut self, joining: Joining, now: Instant) -> Option<(Joining, NoReview)> {
+    pub(super) fn start(
+        &mut self,
+        joining: PendingJoin,
+        now: Instant,
+    ) -> Option<(PendingJoin, ReviewNotStarted)> {
         let rejected = self.waiting.push(joining.source.into(), joining);
         self.start_queued(now);
         let rejected = rejected?;
         let source = rejected.source;
-        Some((rejected, NoReview::Crowded(source)))
+        Some((rejected, ReviewNotStarted::Crowded(source)))
     }
 
     /// Waits for the next completed review; `None` if none is in progress. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<Reviewed> {
+    pub(super) async fn next(&mut self) -> Option<ReviewResult> {
         loop {
             let done = self.tasks.join_next_with_id().await?;
             let now = Instant::now();
@@ -131,13 +139,18 @@ impl Reviews {
                     Some(reason) => Err(ReviewError::Repeated(reason.to_string())),
                     None => review_token(&*reviewer, &joining.token).await,
                 };
-                Reviewed { joining, holder }
+                ReviewResult { joining, holder }
             });
             self.sources.insert(task.id(), source);
         }
     }
 
-    fn record_review(&mut self, source: Option<Source>, reviewed: &Reviewed, now: Instant) {
+    fn record_review(
+        &mut self,
+        source: Option<ConnectionSource>,
+        reviewed: &ReviewResult,
+        now: Instant,
+    ) {
         let Some(source) = source else { return };
         match &reviewed.holder {
             Ok(_) | Err(ReviewError::Repeated(_)) => {}
@@ -153,9 +166,9 @@ impl Reviews {
 
 /// True if a review for a source may begin now.
 fn may_begin(
-    sources: &BTreeMap<Id, Source>,
+    sources: &BTreeMap<Id, ConnectionSource>,
     suspects: &Suspects,
-    source: Source,
+    source: ConnectionSource,
     now: Instant,
 ) -> bool {
     let own = sources.values().filter(|other| **other == source).count();
@@ -167,7 +180,7 @@ fn may_begin(
     own == 0 && of_suspects < REVIEWS_OF_SUSPECTS
 }
 
-async fn review_token(reviewer: &dyn Reviewer, token: &str) -> Result<Holder, ReviewError> {
+async fn review_token(reviewer: &dyn Reviewer, token: &str) -> Result<TokenSubject, ReviewError> {
     let reviewed = timeout(REVIEW_WAIT, reviewer.review_token(token)).await;
     let late = || ReviewError::Unavailable("no response in time".to_owned());
     reviewed.unwrap_or_else(|_| Err(late()))

@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use leno_listen::Source;
+use leno_listen::ConnectionSource;
 use tokio::time::Instant;
 
 /// The number of rejected tokens per source; decreases by one each second.
 #[derive(Debug, Default)]
-pub(super) struct Suspects(BTreeMap<Source, Refusals>);
+pub(super) struct Suspects(BTreeMap<ConnectionSource, FailedReviews>);
 
 #[derive(Debug, Clone, Copy)]
-struct Refusals {
+struct FailedReviews {
     count: u32,
     at: Instant,
 }
 
-impl Refusals {
+impl FailedReviews {
     fn current_count(self, now: Instant) -> u32 {
         let passed = now.duration_since(self.at).as_secs() / FORGIVEN_EVERY.as_secs();
         self.count.saturating_sub(u32::try_from(passed).unwrap_or(u32::MAX))
@@ -25,7 +25,7 @@ impl Refusals {
 
 impl Suspects {
     /// Counts a rejected token of a source.
-    pub(super) fn record_rejection(&mut self, source: Source, now: Instant) {
+    pub(super) fn record_rejection(&mut self, source: ConnectionSource, now: Instant) {
         if !self.0.contains_key(&source) && self.0.len() >= SUSPECTS_MAX {
             self.0.retain(|_, refusals| refusals.current_count(now) > 0);
             let least = self.0.iter().min_by_key(|(_, refusals)| refusals.current_count(now));
@@ -36,16 +36,16 @@ impl Suspects {
             }
         }
         let count = self.rejection_count(source, now).saturating_add(1);
-        self.0.insert(source, Refusals { count, at: now });
+        self.0.insert(source, FailedReviews { count, at: now });
     }
 
     /// Returns the current number of rejected tokens of a source.
-    pub(super) fn rejection_count(&self, source: Source, now: Instant) -> u32 {
+    pub(super) fn rejection_count(&self, source: ConnectionSource, now: Instant) -> u32 {
         self.0.get(&source).map_or(0, |refusals| refusals.current_count(now))
     }
 
     /// True while tokens of a source are not reviewed.
-    pub(super) fn is_barred(&self, source: Source, now: Instant) -> bool {
+    pub(super) fn is_barred(&self, source: ConnectionSource, now: Instant) -> bool {
         self.rejection_count(source, now) >= REFUSALS_MAX
     }
 }
@@ -96,8 +96,8 @@ mod tests {
 
     use super::*;
 
-    fn source(address: u32) -> Source {
-        Source::from(IpAddr::from(address.to_be_bytes()))
+    fn source(address: u32) -> ConnectionSource {
+        ConnectionSource::from(IpAddr::from(address.to_be_bytes()))
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use leno_discovery::{IssuedBytes, NotIssued};
+use leno_discovery::{IssuanceFailure, IssuedCertificate};
 use leno_identity::{
-    Authority, Credential, LEAF_LIFETIME, Peer, PrivateKey, Roots, TOKEN_LIFETIME, session_peer,
+    Authority, Credential, LEAF_LIFETIME, PrivateKey, Roots, TOKEN_LIFETIME, VerifiedPeer,
+    session_peer,
 };
 use leno_model::{Name, TrustDomain};
 use tempfile::TempDir;
@@ -14,14 +15,14 @@ use super::*;
 use crate::fixture::{BOOKINFO, mesh_with_sidecars, workload_name};
 use crate::mesh::Mesh;
 
-struct Office {
+struct CertifierFixture {
     certifier: Certifier,
     tokens: Arc<Tokens>,
     mesh: Mesh,
     _data: TempDir,
 }
 
-impl Office {
+impl CertifierFixture {
     fn open() -> Self {
         let data = tempfile::tempdir().unwrap();
         let now = SystemTime::now();
@@ -45,12 +46,12 @@ impl Office {
         token: &str,
         name: &str,
         csr: Vec<u8>,
-    ) -> Result<IssuedBytes, NotIssued> {
+    ) -> Result<IssuedCertificate, IssuanceFailure> {
         let (answer, answered) = oneshot::channel();
         let workload = workload_name(name);
-        let target = self.mesh.workload(&workload).map(Target::from_workload);
+        let target = self.mesh.workload(&workload).map(CertificateHolder::from_workload);
         let source = [10, 0, 0, 1].into();
-        let joining = Joining { token: token.to_owned(), workload, csr, source, answer };
+        let joining = PendingJoin { token: token.to_owned(), workload, csr, source, answer };
         self.certifier.join(joining, target, SystemTime::now());
         answered.await.unwrap()
     }
@@ -67,17 +68,18 @@ impl Office {
         &mut self,
         workload: &Workload,
         instance: Option<Instance>,
-    ) -> Result<Option<Instance>, NotIssued> {
+    ) -> Result<Option<Instance>, IssuanceFailure> {
         // Issued a minute ago.
-        let held = Held { instance, issued: SystemTime::now() - Duration::from_secs(60) };
+        let held =
+            PreviousCertificate { instance, issued: SystemTime::now() - Duration::from_secs(60) };
         self.renewed_after(workload, held).await
     }
 
     async fn renewed_after(
         &mut self,
         workload: &Workload,
-        held: Held,
-    ) -> Result<Option<Instance>, NotIssued> {
+        held: PreviousCertificate,
+    ) -> Result<Option<Instance>, IssuanceFailure> {
         let (answer, answered) = oneshot::channel();
         let request = PrivateKey::generate().certificate_request();
         self.certifier.renew_certificate(
@@ -92,81 +94,83 @@ impl Office {
     }
 }
 
-fn held_certificate() -> Held {
-    Held { instance: None, issued: SystemTime::now() }
+fn held_certificate() -> PreviousCertificate {
+    PreviousCertificate { instance: None, issued: SystemTime::now() }
 }
 
-fn instance_in(issued: IssuedBytes) -> Option<Instance> {
+fn instance_in(issued: IssuedCertificate) -> Option<Instance> {
     let chain: Vec<_> = issued.chain.into_iter().map(Into::into).collect();
     session_peer(Some(&chain), SystemTime::now()).unwrap().unwrap().instance
 }
 
 #[tokio::test]
 async fn a_join_with_a_new_token_ends_the_renewals_of_the_certificates_before_it() {
-    let mut office = Office::open();
-    let details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
+    let mut fixture = CertifierFixture::open();
+    let details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     // Of an older release, before and after its renewal.
-    let unbound = office.renew_certificate(&details, None).await.unwrap();
+    let unbound = fixture.renew_certificate(&details, None).await.unwrap();
     assert_eq!(unbound, Some(Instance::Registration(0)));
-    assert_eq!(office.renew_certificate(&details, unbound.clone()).await.unwrap(), unbound);
+    assert_eq!(fixture.renew_certificate(&details, unbound.clone()).await.unwrap(), unbound);
 
-    let first = office.join_workload("details-1").await;
-    assert_eq!(office.renew_certificate(&details, first.clone()).await.unwrap(), first);
+    let first = fixture.join_workload("details-1").await;
+    assert_eq!(fixture.renew_certificate(&details, first.clone()).await.unwrap(), first);
     for former in [None, unbound] {
-        let error = office.renew_certificate(&details, former).await.unwrap_err().reason;
+        let error = fixture.renew_certificate(&details, former).await.unwrap_err().reason;
         assert!(error.contains("bookinfo/details-1 was replaced"), "{error}");
     }
-    let second = office.join_workload("details-1").await;
+    let second = fixture.join_workload("details-1").await;
     assert!(second > first);
-    assert!(office.renew_certificate(&details, first).await.is_err());
-    assert_eq!(office.renew_certificate(&details, second.clone()).await.unwrap(), second);
+    assert!(fixture.renew_certificate(&details, first).await.is_err());
+    assert_eq!(fixture.renew_certificate(&details, second.clone()).await.unwrap(), second);
     // A control plane of an older release has renewed it since.
-    let later = Held { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
-    assert_eq!(office.renewed_after(&details, later).await.unwrap(), second);
+    let later =
+        PreviousCertificate { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
+    assert_eq!(fixture.renewed_after(&details, later).await.unwrap(), second);
     // Other workloads are not affected.
-    let reviews = office.mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
-    assert!(office.renew_certificate(&reviews, None).await.is_ok());
+    let reviews = fixture.mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
+    assert!(fixture.renew_certificate(&reviews, None).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_certificate_is_renewed_for_the_pod_that_it_was_issued_to_and_for_no_other() {
-    let mut office = Office::open();
-    let mut details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
+    let mut fixture = CertifierFixture::open();
+    let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     let uid = |text: &str| Some(Uid::new(text).unwrap());
     details.uid = uid("former");
-    let former = office.renew_certificate(&details, None).await.unwrap();
+    let former = fixture.renew_certificate(&details, None).await.unwrap();
     assert_eq!(former, Some(Instance::Pod(Uid::new("former").unwrap())));
-    assert_eq!(office.renew_certificate(&details, former.clone()).await.unwrap(), former);
+    assert_eq!(fixture.renew_certificate(&details, former.clone()).await.unwrap(), former);
     details.uid = uid("new");
     for held in [former, Some(Instance::Registration(7))] {
-        let error = office.renew_certificate(&details, held).await.unwrap_err().reason;
+        let error = fixture.renew_certificate(&details, held).await.unwrap_err().reason;
         assert!(error.contains("its instance is now `pod:new`"), "{error}");
     }
 }
 
 #[tokio::test]
 async fn a_flood_of_guesses_of_one_source_does_not_keep_out_another() {
-    let mut office = Office::open();
-    let token = office.create_token("details-1");
-    let target = office.mesh.workload(&workload_name("details-1")).map(Target::from_workload);
+    let mut fixture = CertifierFixture::open();
+    let token = fixture.create_token("details-1");
+    let target =
+        fixture.mesh.workload(&workload_name("details-1")).map(CertificateHolder::from_workload);
     let mut guesses = Vec::new();
-    let send = |office: &mut Office, token: String, source: [u8; 4]| {
+    let send = |fixture: &mut CertifierFixture, token: String, source: [u8; 4]| {
         let (answer, answered) = oneshot::channel();
         let (workload, csr) =
             (workload_name("details-1"), PrivateKey::generate().certificate_request());
-        let joining = Joining { token, workload, csr, source: source.into(), answer };
-        office.certifier.join(joining, target.clone(), SystemTime::now());
+        let joining = PendingJoin { token, workload, csr, source: source.into(), answer };
+        fixture.certifier.join(joining, target.clone(), SystemTime::now());
         answered
     };
     for guess in 0..500 {
-        guesses.push(send(&mut office, format!("leno-join-{guess:064}"), [10, 0, 0, 9]));
+        guesses.push(send(&mut fixture, format!("leno-join-{guess:064}"), [10, 0, 0, 9]));
     }
-    let mut honest = send(&mut office, token, [10, 0, 0, 1]);
+    let mut honest = send(&mut fixture, token, [10, 0, 0, 1]);
     let answered = loop {
         tokio::select! {
             biased;
             answered = &mut honest => break answered.unwrap(),
-            _ = office.certifier.next() => {}
+            _ = fixture.certifier.next() => {}
         }
     };
     assert!(answered.is_ok(), "{answered:?}");
@@ -174,41 +178,41 @@ async fn a_flood_of_guesses_of_one_source_does_not_keep_out_another() {
 
 #[tokio::test]
 async fn a_token_gives_one_certificate_for_its_workload() {
-    let mut office = Office::open();
-    let token = office.create_token("details-1");
+    let mut fixture = CertifierFixture::open();
+    let token = fixture.create_token("details-1");
     let key = PrivateKey::generate();
-    let issued = office.join(&token, "details-1", key.certificate_request()).await.unwrap();
+    let issued = fixture.join(&token, "details-1", key.certificate_request()).await.unwrap();
     let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect()).unwrap();
     let chain = issued.chain.into_iter().map(Into::into).collect();
-    let credential = Credential::new(key, Issued::new(chain, roots).unwrap()).unwrap();
+    let credential = Credential::new(key, CertificateBundle::new(chain, roots).unwrap()).unwrap();
     assert_eq!(credential.workload(), Some(&workload_name("details-1")));
     assert_eq!(credential.id().to_string(), "spiffe://cluster.local/ns/bookinfo/sa/details");
-    let Done::Signed(signed, occasion) = office.certifier.next().await else { panic!() };
-    assert_eq!(occasion, Occasion::Join);
+    let CertifierEvent::Signed(signed, occasion) = fixture.certifier.next().await else { panic!() };
+    assert_eq!(occasion, SigningReason::Join);
     assert_eq!((signed.workload, signed.id), (workload_name("details-1"), credential.id().clone()));
     let replayed =
-        office.join(&token, "details-1", PrivateKey::generate().certificate_request()).await;
+        fixture.join(&token, "details-1", PrivateKey::generate().certificate_request()).await;
     assert!(replayed.unwrap_err().reason.contains("token"));
 }
 
 #[tokio::test]
 async fn a_bad_request_does_not_cost_the_token() {
-    let mut office = Office::open();
-    let token = office.create_token("details-1");
+    let mut fixture = CertifierFixture::open();
+    let token = fixture.create_token("details-1");
     let request = PrivateKey::generate().certificate_request();
-    let refused = office.join(&token, "details-1", b"nonsense".to_vec()).await;
-    assert!(refused.unwrap_err().reason.contains("PKCS #10"));
+    let rejected = fixture.join(&token, "details-1", b"nonsense".to_vec()).await;
+    assert!(rejected.unwrap_err().reason.contains("PKCS #10"));
     for other in ["reviews-v1-1", "nobody"] {
-        assert!(office.join(&token, other, request.clone()).await.is_err());
+        assert!(fixture.join(&token, other, request.clone()).await.is_err());
     }
-    assert!(office.join(&token, "details-1", request).await.is_ok());
+    assert!(fixture.join(&token, "details-1", request).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
-    let mut office = Office::open();
-    let token = office.create_token("details-1");
-    let expired = office.tokens.mint(
+    let mut fixture = CertifierFixture::open();
+    let token = fixture.create_token("details-1");
+    let expired = fixture.tokens.mint(
         &workload_name("details-1"),
         TOKEN_LIFETIME,
         SystemTime::now() - 2 * TOKEN_LIFETIME,
@@ -223,18 +227,18 @@ async fn a_external_client_does_not_learn_from_a_guess_what_there_is() {
         (&expired.unwrap(), "details-1"),
     ] {
         let request = PrivateKey::generate().certificate_request();
-        answers.insert(office.join(token, name, request).await.unwrap_err().reason);
+        answers.insert(fixture.join(token, name, request).await.unwrap_err().reason);
     }
     assert_eq!(answers.len(), 1, "{answers:?}");
 }
 
 #[tokio::test]
 async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
-    let mut office = Office::open();
-    let details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
+    let mut fixture = CertifierFixture::open();
+    let details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     let (answer, _) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
-    office.certifier.renew_certificate(
+    fixture.certifier.renew_certificate(
         ConnectionId(7),
         &details,
         held_certificate(),
@@ -242,25 +246,25 @@ async fn a_certificate_that_nobody_waits_for_is_not_a_refusal() {
         answer,
         SystemTime::now(),
     );
-    while office.certifier.issued == 0 {
+    while fixture.certifier.issued == 0 {
         tokio::select! {
             biased;
-            sent = office.certifier.next() => panic!("{sent:?}"),
+            sent = fixture.certifier.next() => panic!("{sent:?}"),
             () = tokio::task::yield_now() => {}
         }
     }
-    assert_eq!(office.certifier.rejected, 0);
-    assert_eq!(office.certifier.known_certificates().count(), 0);
+    assert_eq!(fixture.certifier.rejected, 0);
+    assert_eq!(fixture.certifier.known_certificates().count(), 0);
 }
 
 #[tokio::test]
 async fn a_renewal_is_for_the_account_of_the_workload_now() {
-    let mut office = Office::open();
-    let mut details = office.mesh.workload(&workload_name("details-1")).unwrap().clone();
+    let mut fixture = CertifierFixture::open();
+    let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.account.name = Name::new("other").unwrap();
     let (answer, answered) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
-    office.certifier.renew_certificate(
+    fixture.certifier.renew_certificate(
         ConnectionId(1),
         &details,
         held_certificate(),
@@ -269,7 +273,7 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
         SystemTime::now(),
     );
     assert!(answered.await.unwrap().is_ok());
-    let Done::Signed(signed, _) = office.certifier.next().await else { panic!() };
+    let CertifierEvent::Signed(signed, _) = fixture.certifier.next().await else { panic!() };
     assert_eq!(signed.id.account.name.as_str(), "other");
 }
 
@@ -277,7 +281,7 @@ async fn a_renewal_is_for_the_account_of_the_workload_now() {
 fn vouches_only_for_the_workload_and_account_of_the_certificate() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let details = mesh.workload(&workload_name("details-1"));
-    let peer = |id: &str, name: Option<&str>| Peer {
+    let peer = |id: &str, name: Option<&str>| VerifiedPeer {
         id: format!("spiffe://{id}").parse().unwrap(),
         workload: name.map(workload_name),
         instance: None,
@@ -315,8 +319,8 @@ fn vouches_for_no_former_instance_of_the_workload() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let details = mesh.workload(&workload_name("details-1")).unwrap();
     let domain = TrustDomain::new("cluster.local").unwrap();
-    let judged = |held: Option<Instance>, current: &Instance| {
-        let peer = Peer {
+    let validated = |held: Option<Instance>, current: &Instance| {
+        let peer = VerifiedPeer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/details".parse().unwrap(),
             workload: Some(workload_name("details-1")),
             instance: held,
@@ -327,13 +331,14 @@ fn vouches_for_no_former_instance_of_the_workload() {
     };
     let pod = |text: &str| Instance::Pod(Uid::new(text).unwrap());
     let registration = Instance::Registration;
-    assert!(judged(Some(pod("a")), &pod("a")) && !judged(Some(pod("a")), &pod("b")));
-    assert!(judged(Some(registration(5_000)), &registration(5_000)));
-    assert!(!judged(Some(registration(4_000)), &registration(5_000)));
+    assert!(validated(Some(pod("a")), &pod("a")) && !validated(Some(pod("a")), &pod("b")));
+    assert!(validated(Some(registration(5_000)), &registration(5_000)));
+    assert!(!validated(Some(registration(4_000)), &registration(5_000)));
     // A certificate of an older release is valid until its workload joins again.
-    assert!(judged(None, &pod("a")) && judged(None, &registration(0)));
-    assert!(!judged(None, &registration(5_000)));
+    assert!(validated(None, &pod("a")) && validated(None, &registration(0)));
+    assert!(!validated(None, &registration(5_000)));
     assert!(
-        !judged(Some(pod("a")), &registration(0)) && !judged(Some(registration(5_000)), &pod("a"))
+        !validated(Some(pod("a")), &registration(0))
+            && !validated(Some(registration(5_000)), &pod("a"))
     );
 }

@@ -9,7 +9,9 @@ use leno_model::{
 };
 
 use super::enforcement::is_balanced;
-use super::service::{Viewer, Views, backend_services, port_protocol, target_port};
+use super::service::{
+    ClientClass, ServiceConfigCache, backend_services, port_protocol, target_port,
+};
 use crate::mesh::Mesh;
 
 /// The entries of some addresses.
@@ -29,7 +31,7 @@ pub(crate) struct AddressEntries {
 pub(crate) fn address_entries(
     mesh: &Mesh,
     asked: &BTreeSet<IpAddr>,
-    views: &mut Views,
+    views: &mut ServiceConfigCache,
 ) -> AddressEntries {
     let mut address_entries = AddressEntries::default();
     for address in asked {
@@ -40,20 +42,25 @@ pub(crate) fn address_entries(
 }
 
 impl AddressEntries {
-    fn address_entry(&mut self, mesh: &Mesh, address: IpAddr, views: &mut Views) -> AddressEntry {
+    fn address_entry(
+        &mut self,
+        mesh: &Mesh,
+        address: IpAddr,
+        views: &mut ServiceConfigCache,
+    ) -> AddressEntry {
         if let Some(service) = mesh.service_at(address) {
             return match self.is_of_mesh(mesh, service, views) {
                 true => {
                     self.services.insert(service.name.clone());
                     AddressEntry::Service(service.name.clone())
                 }
-                false => AddressEntry::Outside,
+                false => AddressEntry::External,
             };
         }
         // Clients of a gateway's address are external, even inside the cluster.
         let workload = mesh.workload_at(address).filter(|it| mesh.gateway_of(it).is_none());
         let Some(workload) = workload else {
-            return AddressEntry::Outside;
+            return AddressEntry::External;
         };
         let ports = self.forwarded_ports(mesh, workload);
         if mesh.sidecar_listeners(&workload.name).is_none() {
@@ -64,13 +71,18 @@ impl AddressEntries {
 
     /// True if sidecars balance over the endpoints of a service, or of a service that its routes forward to.
     /// Otherwise its clients reach it as if there were no mesh: namespaces are migrated one by one.
-    fn is_of_mesh(&mut self, mesh: &Mesh, service: &Service, views: &mut Views) -> bool {
+    fn is_of_mesh(
+        &mut self,
+        mesh: &Mesh,
+        service: &Service,
+        views: &mut ServiceConfigCache,
+    ) -> bool {
         self.decided_by.insert(service.name.clone());
         if is_balanced(mesh, &service.name) {
             return true;
         }
         // Kept in the views: many sidecars query the same addresses repeatedly.
-        let Some(view) = views.service_config(mesh, &Viewer::Anybody, &service.name) else {
+        let Some(view) = views.service_config(mesh, &ClientClass::AllClients, &service.name) else {
             return false;
         };
         self.decided_by.extend(backend_services(&view).cloned());
@@ -147,7 +159,8 @@ mod tests {
     fn compile_entry(mesh: &Mesh, address: [u8; 4]) -> AddressEntry {
         let address = IpAddr::from(address);
         AddressEntry::clone(
-            &address_entries(mesh, &BTreeSet::from([address]), &mut Views::default()).at[&address],
+            &address_entries(mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default())
+                .at[&address],
         )
     }
 
@@ -165,7 +178,7 @@ mod tests {
             compile_entry(&mesh, [10, 96, 0, 1]),
             AddressEntry::Service(service_name("details"))
         );
-        assert_eq!(compile_entry(&mesh, [192, 0, 2, 1]), AddressEntry::Outside);
+        assert_eq!(compile_entry(&mesh, [192, 0, 2, 1]), AddressEntry::External);
         let found = compile_entry(&mesh, address_of(&mesh, "reviews-v2-1"));
         let AddressEntry::Workload { workload: name, ports } = found else { panic!("{found:?}") };
         assert_eq!(name, workload_name("reviews-v2-1"));
@@ -188,8 +201,11 @@ mod tests {
             affected_set.addresses.contains(&other)
                 && affected_set.addresses.contains(&dual.address)
         );
-        let found =
-            address_entries(&mesh, &BTreeSet::from([other, dual.address]), &mut Views::default());
+        let found = address_entries(
+            &mesh,
+            &BTreeSet::from([other, dual.address]),
+            &mut ServiceConfigCache::default(),
+        );
         assert_eq!(found.at[&other], found.at[&dual.address]);
         assert!(
             matches!(&*found.at[&other], AddressEntry::Workload { workload, .. } if *workload == name)
@@ -197,8 +213,9 @@ mod tests {
         dual.other_addresses.clear();
         let affected_set = mesh.apply(Change::Upsert(Object::Workload(dual)));
         assert!(affected_set.addresses.contains(&other));
-        let found = address_entries(&mesh, &BTreeSet::from([other]), &mut Views::default());
-        assert_eq!(*found.at[&other], AddressEntry::Outside);
+        let found =
+            address_entries(&mesh, &BTreeSet::from([other]), &mut ServiceConfigCache::default());
+        assert_eq!(*found.at[&other], AddressEntry::External);
     }
 
     #[test]
@@ -207,7 +224,11 @@ mod tests {
         let is_routed = |mesh: &Mesh| {
             let name = mesh.service(&service_name("reviews")).unwrap();
             let address = *name.addresses.first().unwrap();
-            let found = address_entries(mesh, &BTreeSet::from([address]), &mut Views::default());
+            let found = address_entries(
+                mesh,
+                &BTreeSet::from([address]),
+                &mut ServiceConfigCache::default(),
+            );
             assert!(found.decided_by.contains(&service_name("reviews")));
             *found.at[&address] == AddressEntry::Service(service_name("reviews"))
         };
@@ -231,7 +252,8 @@ mod tests {
         let affected_set = mesh.set_listeners(&name, None);
         let address = mesh.workload(&name).unwrap().address;
         assert!(affected_set.addresses.contains(&address));
-        let found = address_entries(&mesh, &BTreeSet::from([address]), &mut Views::default());
+        let found =
+            address_entries(&mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default());
         assert!(found.unheard.contains(&address));
         let AddressEntry::Workload { ports, .. } = &*found.at[&address] else { panic!("outside") };
         assert_eq!(ports[&9081].endpoint, None);
@@ -247,8 +269,11 @@ mod tests {
         let key = leno_model::ObjectKey::Workload(workload_name("details-1"));
         let affected_set = mesh.apply(Change::Remove(key));
         assert!(affected_set.addresses.contains(&successor.address));
-        let found =
-            address_entries(&mesh, &BTreeSet::from([successor.address]), &mut Views::default());
+        let found = address_entries(
+            &mesh,
+            &BTreeSet::from([successor.address]),
+            &mut ServiceConfigCache::default(),
+        );
         let AddressEntry::Workload { workload: name, .. } = &*found.at[&successor.address] else {
             panic!("outside")
         };

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Egress, EgressPolicy, EgressRule, Entry, IngressBackend, IngressName, IngressPolicy,
-    IngressSource, IpRange, MatchedBy, MeshConfig, Name, Opening, PolicyName, RequestMatch,
+    Egress, EgressPolicy, EgressRule, IngressBackend, IngressName, IngressPolicy, IngressProtocol,
+    IngressRule, IngressSource, IpRange, MatchedBy, MeshConfig, Name, PolicyName, RequestMatch,
     RouteGroupName, ServiceName, Workload,
 };
 
@@ -15,7 +15,7 @@ use crate::mesh::Mesh;
 
 /// Compiles a workload's ingress rules: one for each port of a service that it backs, from the first policy
 /// that names the service.
-pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<Opening> {
+pub(super) fn compile_ingress_rules(mesh: &Mesh, workload: &Workload) -> Vec<IngressRule> {
     let mut openings = Vec::new();
     for policy in mesh.ingress_in(&workload.name.namespace) {
         for backend in &policy.backends {
@@ -49,10 +49,14 @@ fn conflicting_policy<'a>(
     let all = mesh.ingress_in(&policy.name.namespace);
     let mut all = all.flat_map(|policy| policy.backends.iter().map(move |it| (&policy.name, it)));
     let (first, how) = all.find(|(_, it)| it.port == backend.port && is_behind(&it.service))?;
-    (how.entry != backend.entry).then_some(first)
+    (how.protocol != backend.protocol).then_some(first)
 }
 
-fn compile_ingress_rule(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBackend) -> Opening {
+fn compile_ingress_rule(
+    mesh: &Mesh,
+    policy: &IngressPolicy,
+    backend: &IngressBackend,
+) -> IngressRule {
     let places =
         |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
     let names_places = policy.sources.iter().any(|it| places(&it));
@@ -61,7 +65,7 @@ fn compile_ingress_rule(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBa
     ranges.sort_unstable();
     ranges.dedup();
     // If certificates identify clients, their source address may be unrestricted.
-    let anywhere = !names_places && !backend.entry.is_clear();
+    let anywhere = !names_places && !backend.protocol.is_clear();
     let MeshConfig { trust_domain, revoked, .. } = mesh.config();
     let accounts = policy.sources.iter().filter_map(|it| it.account_in(trust_domain));
     // A revocation also covers an external principal with the same name as the account.
@@ -73,14 +77,16 @@ fn compile_ingress_rule(mesh: &Mesh, policy: &IngressPolicy, backend: &IngressBa
         IngressSource::Principal(_) | IngressSource::Service(_) | IngressSource::Range(_) => None,
     });
     // Without TLS, clients are not identified.
-    let (accounts, external_principals) = match backend.entry {
-        Entry::Https { .. } => (accounts.collect(), external_principals.collect()),
-        Entry::Http | Entry::Grpc | Entry::Tcp => (Vec::new(), Vec::new()),
+    let (accounts, external_principals) = match backend.protocol {
+        IngressProtocol::Https { .. } => (accounts.collect(), external_principals.collect()),
+        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp => {
+            (Vec::new(), Vec::new())
+        }
     };
-    Opening {
+    IngressRule {
         policy: policy.name.clone(),
         port: backend.port,
-        entry: backend.entry.clone(),
+        protocol: backend.protocol.clone(),
         ranges: (!anywhere).then_some(ranges),
         accounts,
         external_principals,

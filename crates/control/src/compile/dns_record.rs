@@ -47,7 +47,7 @@ fn of_service(mesh: &Mesh, service: &Service) -> DnsRecord {
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{Change, Families, Object};
+    use leno_model::{Change, IpFamilies, Object};
 
     use super::*;
     use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, workload_name};
@@ -84,7 +84,7 @@ mod tests {
         dual.other_addresses.insert("fd00:1::1".parse().unwrap());
         mesh.apply(Change::Upsert(Object::Workload(dual)));
         assert_eq!(resolve_name(&mesh, "reviews").len(), 3);
-        changed.families = Families::V6;
+        changed.families = IpFamilies::V6;
         mesh.apply(Change::Upsert(Object::Service(changed.clone())));
         assert_eq!(resolve_name(&mesh, "reviews"), ["fd00:1::1".parse::<IpAddr>().unwrap()]);
         changed.addresses.extend([IpAddr::from([10, 96, 0, 1]), "fd00::1".parse().unwrap()]);

@@ -14,14 +14,14 @@ use crate::mesh::Mesh;
 
 /// The lifecycle stage of the workloads that receive a service's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum LifecycleStage {
     /// Ready, or any if the service publishes unready ones.
     Ready,
     /// Terminating and still serving: used while no other workload is ready, as by kube-proxy.
     Terminating,
 }
 
-impl Stage {
+impl LifecycleStage {
     /// Returns the stage of the workloads that receive a service's requests now.
     fn for_service(mesh: &Mesh, service: &Service) -> Self {
         let members = mesh.members_behind(&service.name);
@@ -53,7 +53,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
     if members.peek().is_none() {
         return is_joining(mesh, service);
     }
-    let stage = Stage::for_service(mesh, service);
+    let stage = LifecycleStage::for_service(mesh, service);
     if members.any(|it| stage.includes(service, it)) {
         return true;
     }
@@ -70,7 +70,7 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
 /// network routes plaintext to it as well.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
     let others = mesh.unmeshed_workloads_behind(&service.name);
-    let mut others = others.filter(|it| Stage::Ready.includes(service, it)).peekable();
+    let mut others = others.filter(|it| LifecycleStage::Ready.includes(service, it)).peekable();
     let is_open = |it: &Workload| {
         it.labels.contains_key(JOINING_LABEL)
             && barrier(mesh, it).is_none()
@@ -104,7 +104,7 @@ pub(crate) fn barred_workloads(mesh: &Mesh, service: &Service) -> Option<(usize,
         return None;
     }
     let others = mesh.unmeshed_workloads_behind(&service.name);
-    let ready = others.filter(|it| Stage::Ready.includes(service, it));
+    let ready = others.filter(|it| LifecycleStage::Ready.includes(service, it));
     let mut barriers = ready.filter_map(|it| barrier(mesh, it));
     let first = barriers.next()?;
     Some((1 + barriers.count(), first))

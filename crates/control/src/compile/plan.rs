@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, LaneRule, PortGuard, PortLimits, Protocol, RequestNeed, Service, ServiceName,
-    ServicePort, ServiceRetry, TargetPort, Workload, WorkloadPlan, WorkloadPort, is_server_first,
+    CallerAttributes, LaneRule, PortCheck, PortLimits, Protocol, RequestNeed, Service, ServiceName,
+    ServicePort, ServiceRetry, TargetPort, Workload, WorkloadConfig, WorkloadPort, is_server_first,
 };
 
 use super::access::{compile_access, compile_inbound_policy};
@@ -14,14 +14,14 @@ use super::service::{select_labels, target_port};
 use crate::mesh::Mesh;
 
 /// Compiles the proxy configuration.
-pub(crate) fn compile_proxy_config(mesh: &Mesh, workload: &Workload) -> WorkloadPlan {
-    WorkloadPlan {
+pub(crate) fn compile_proxy_config(mesh: &Mesh, workload: &Workload) -> WorkloadConfig {
+    WorkloadConfig {
         workload: workload.name.clone(),
         account: workload.account.clone(),
         trust_domain: mesh.config().trust_domain.clone(),
         address: workload.address,
         ports: application_ports(mesh, workload),
-        served: port_services(mesh, workload),
+        port_services: port_services(mesh, workload),
         outbound_listeners: workload.outbound_listeners.clone(),
         access: compile_access(mesh, workload),
         revoked: mesh.config().revoked.clone(),
@@ -31,13 +31,13 @@ pub(crate) fn compile_proxy_config(mesh: &Mesh, workload: &Workload) -> Workload
         lanes: port_lanes(mesh, workload),
         inbound: compile_inbound_policy(mesh, workload),
         limits: port_limits(mesh, workload),
-        sight: (*mesh.config().sight).clone(),
+        observability: (*mesh.config().observability).clone(),
         egress: mesh.config().egress,
         mtls: mesh.config().plaintext_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
-        openings: compile_ingress_rules(mesh, workload),
+        ingress_rules: compile_ingress_rules(mesh, workload),
         egress_rules: egress_rules(mesh, workload),
-        guards: port_checks(mesh, workload),
+        request_checks: port_checks(mesh, workload),
         retries: service_retries(mesh, workload),
     }
 }
@@ -124,14 +124,14 @@ fn declared_protocol(mesh: &Mesh, workload: &Workload, number: u16) -> Protocol 
 }
 
 /// Returns the attributes of a workload that tag rules match: empty if none does.
-fn caller_attributes(mesh: &Mesh, workload: &Workload) -> Caller {
+fn caller_attributes(mesh: &Mesh, workload: &Workload) -> CallerAttributes {
     let asked = mesh.tags().matched_attributes();
     if !asked.is_anything() {
-        return Caller::default();
+        return CallerAttributes::default();
     }
     let services = mesh.in_front_of(&workload.name).map(|service| service.name.clone());
     let is_parameter = |label: &String| !matches!(label.as_str(), "version" | "zone");
-    Caller {
+    CallerAttributes {
         services: services.collect(),
         tags: select_labels(workload, |label| asked.is_asked(label)),
         has_parameters: workload.labels.keys().any(is_parameter),
@@ -174,8 +174,8 @@ fn port_limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits
 
 /// Returns the external checks at each port of the application: the policies of all services that forward
 /// there, each once.
-fn port_checks(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortGuard>> {
-    let mut guards: BTreeMap<u16, Vec<PortGuard>> = BTreeMap::new();
+fn port_checks(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortCheck>> {
+    let mut guards: BTreeMap<u16, Vec<PortCheck>> = BTreeMap::new();
     for service in mesh.in_front_of(&workload.name) {
         for port in &service.ports {
             let found = mesh.port_checks(&service.name, port.port);

@@ -5,21 +5,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    DefaultPolicy, Endpoint, EndpointId, HttpRoute, Name, PortView, Protocol, Reach, RouteKind,
-    RouteName, RouteRule, Service, ServiceAccount, ServiceName, ServicePort, ServiceView, TagRules,
-    TargetPort, TlsRule, WeightedBackend, Workload,
+    ClientAuthorization, DefaultPolicy, Endpoint, EndpointId, HttpRoute, Name, PortConfig,
+    Protocol, RouteKind, RouteName, RouteRule, Service, ServiceAccount, ServiceConfig, ServiceName,
+    ServicePort, TagRules, TargetPort, TlsRule, WeightedBackend, Workload,
 };
 
-use super::enforcement::{Enforcement, Stage, barrier};
+use super::enforcement::{Enforcement, LifecycleStage, barrier};
 use super::plan::by_convention;
 use super::split;
 use crate::mesh::{AffectedSet, Mesh};
 
 /// The class of clients that a service is compiled for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Viewer {
-    /// All clients: if no part of the mesh denies by default, they share one view.
-    Anybody,
+pub(crate) enum ClientClass {
+    /// All clients: if no part of the mesh denies by default, they share one configuration.
+    AllClients,
     /// The clients of a namespace that has its own routes for services of other namespaces.
     Consumers(Name),
     /// The clients under this account.
@@ -29,8 +29,8 @@ pub(crate) enum Viewer {
     Gateway(Option<ServiceAccount>),
 }
 
-impl Viewer {
-    /// Returns the viewer of a client.
+impl ClientClass {
+    /// Returns the class of a client.
     pub(crate) fn for_client(mesh: &Mesh, client: &Workload) -> Self {
         let account = mesh.has_strict().then(|| client.account.clone());
         match (mesh.gateway_of(client), account) {
@@ -40,10 +40,12 @@ impl Viewer {
         }
     }
 
-    /// Returns the viewer for one service: clients share a view unless their namespace has routes for it.
+    /// Returns the class for one service: clients share a configuration unless their namespace has routes for it.
     fn for_service(&self, mesh: &Mesh, service: &ServiceName) -> Self {
         match self {
-            Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => Self::Anybody,
+            Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => {
+                Self::AllClients
+            }
             _ => self.clone(),
         }
     }
@@ -53,14 +55,14 @@ impl Viewer {
         match self {
             Self::Consumers(namespace) => Some(namespace),
             Self::Account(account) => Some(&account.namespace),
-            Self::Anybody | Self::Gateway(_) => None,
+            Self::AllClients | Self::Gateway(_) => None,
         }
     }
 
     /// Returns the account, if views depend on it.
     fn account(&self) -> Option<&ServiceAccount> {
         match self {
-            Self::Anybody | Self::Consumers(_) => None,
+            Self::AllClients | Self::Consumers(_) => None,
             Self::Account(account) => Some(account),
             Self::Gateway(account) => account.as_ref(),
         }
@@ -78,33 +80,42 @@ impl Viewer {
 /// that is not strict, or an account that a policy lets it call. Endpoints that it may not call are left out.
 /// In a namespace that denies by default, a service without workloads has no account that a policy could name:
 /// it is denied, since no policy allows it. An empty service is never open.
-pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -> ServiceView {
-    let permitted = Permitted::for_viewer(mesh, viewer);
+pub(crate) fn compile_service(
+    mesh: &Mesh,
+    client_class: &ClientClass,
+    service: &Service,
+) -> ServiceConfig {
+    let permitted = CallableWorkloads::for_viewer(mesh, client_class);
     let ports = service.ports.iter().map(|port| {
         let place = (&service.name, port.port);
-        let (routed, rules) = port_rules(mesh, place.0, place.1, viewer.consumer_namespace());
+        let (routed, rules) = port_rules(mesh, place.0, place.1, client_class.consumer_namespace());
         let tags = mesh.tags().rules_for(&service.name, port.port);
-        let view = PortView {
+        let view = PortConfig {
             name: port.name.clone(),
             protocol: port_protocol(mesh, service, port),
             routed,
             rules,
-            endpoints: port_endpoints(mesh, (service, port), tags.as_deref(), (viewer, &permitted)),
-            tls_rules: tls_rules(mesh, place.0, place.1, viewer.consumer_namespace()),
+            endpoints: port_endpoints(
+                mesh,
+                (service, port),
+                tags.as_deref(),
+                (client_class, &permitted),
+            ),
+            tls_rules: tls_rules(mesh, place.0, place.1, client_class.consumer_namespace()),
             traffic_policy: mesh.traffic_policy(&service.name, port.port),
             tags,
-            tcp_rule: split::tcp_rule(mesh, place.0, place.1, viewer.consumer_namespace()),
+            tcp_rule: split::tcp_rule(mesh, place.0, place.1, client_class.consumer_namespace()),
         };
         (port.port, view)
     });
-    let mut view = ServiceView {
+    let mut view = ServiceConfig {
         name: service.name.clone(),
-        reach: Reach::Allowed,
+        client_authorization: ClientAuthorization::Allowed,
         ports: ports.collect(),
         awaited: is_awaited(mesh, service, &permitted),
     };
-    if !may_reach(mesh, &view, viewer, &permitted) {
-        view.reach = Reach::Denied;
+    if !may_reach(mesh, &view, client_class, &permitted) {
+        view.client_authorization = ClientAuthorization::Denied;
         view.ports.clear();
         view.awaited = false;
     }
@@ -112,11 +123,11 @@ pub(crate) fn compile_service(mesh: &Mesh, viewer: &Viewer, service: &Service) -
 }
 
 /// True while the sidecar of a workload of a service is expected with another port or account.
-fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool {
+fn is_awaited(mesh: &Mesh, service: &Service, permitted: &CallableWorkloads<'_>) -> bool {
     let mut workloads =
         mesh.service_workloads(&service.name).filter(|workload| mesh.is_awaited(workload));
     workloads.any(|workload| {
-        Stage::Ready.includes(service, workload)
+        LifecycleStage::Ready.includes(service, workload)
             && !mesh.is_revoked(workload)
             && permitted.allows(workload)
     })
@@ -125,10 +136,10 @@ fn is_awaited(mesh: &Mesh, service: &Service, permitted: &Permitted<'_>) -> bool
 /// Returns the endpoints that a view would contain if every sidecar had reported its listeners.
 pub(crate) fn unreported_endpoints(
     mesh: &Mesh,
-    viewer: &Viewer,
-    view: &ServiceView,
+    client_class: &ClientClass,
+    view: &ServiceConfig,
 ) -> Vec<EndpointId> {
-    let permitted = Permitted::for_viewer(mesh, viewer);
+    let permitted = CallableWorkloads::for_viewer(mesh, client_class);
     let Some(service) = mesh.service(&view.name) else {
         return Vec::new();
     };
@@ -138,9 +149,9 @@ pub(crate) fn unreported_endpoints(
             callable_workloads(mesh, service, port, &permitted, stage)
                 .collect::<Vec<(&Workload, u16)>>()
         };
-        let mut places = found(Stage::Ready);
+        let mut places = found(LifecycleStage::Ready);
         if places.is_empty() {
-            places = found(Stage::Terminating);
+            places = found(LifecycleStage::Terminating);
         }
         places.retain(|(workload, _)| mesh.sidecar_listeners(&workload.name).is_none());
         places.into_iter().map(|(workload, _)| endpoint_id(&view.name, port, workload))
@@ -149,8 +160,8 @@ pub(crate) fn unreported_endpoints(
 }
 
 /// Returns the services that the rules of a view name.
-pub(crate) fn backend_services(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
-    view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
+pub(crate) fn backend_services(view: &ServiceConfig) -> impl Iterator<Item = &ServiceName> {
+    view.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
 }
 
 /// Returns the application port that a service port forwards to.
@@ -158,34 +169,34 @@ pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u1
     target.number_at(workload)
 }
 
-/// Compiled views, shared by all clients with the same viewer.
+/// Compiled service configurations, shared by all clients of the same class.
 #[derive(Debug, Default)]
-pub(crate) struct Views {
-    kept: BTreeMap<(ServiceName, Viewer), Kept>,
-    /// The number of views compiled so far.
+pub(crate) struct ServiceConfigCache {
+    kept: BTreeMap<(ServiceName, ClientClass), CachedServiceConfig>,
+    /// The number of configurations compiled so far.
     compiled: u64,
 }
 
 #[derive(Debug)]
-struct Kept {
-    view: Arc<ServiceView>,
+struct CachedServiceConfig {
+    view: Arc<ServiceConfig>,
     /// True if an input may have changed since.
     stale: bool,
     /// The number of sweeps since its last use in which no configuration contained it.
     unused: u8,
 }
 
-impl Views {
+impl ServiceConfigCache {
     /// Returns the view of a service; `None` if the service does not exist. An unchanged view is the same
     /// [`Arc`] as before.
     pub(crate) fn service_config(
         &mut self,
         mesh: &Mesh,
-        viewer: &Viewer,
+        client_class: &ClientClass,
         name: &ServiceName,
-    ) -> Option<Arc<ServiceView>> {
-        let viewer = viewer.for_service(mesh, name);
-        let key = (name.clone(), viewer.clone());
+    ) -> Option<Arc<ServiceConfig>> {
+        let client_class = client_class.for_service(mesh, name);
+        let key = (name.clone(), client_class.clone());
         let Some(service) = mesh.service(name) else {
             self.kept.remove(&key);
             return None;
@@ -199,8 +210,8 @@ impl Views {
             None => None,
         };
         self.compiled += 1;
-        let view = reuse_unchanged(compile_service(mesh, &viewer, service), old);
-        let kept = Kept { view: Arc::clone(&view), stale: false, unused: 0 };
+        let view = reuse_unchanged(compile_service(mesh, &client_class, service), old);
+        let kept = CachedServiceConfig { view: Arc::clone(&view), stale: false, unused: 0 };
         self.kept.insert(key, kept);
         Some(view)
     }
@@ -212,17 +223,17 @@ impl Views {
 
     /// Marks the views that may have changed.
     pub(crate) fn mark_outdated(&mut self, affected_set: &AffectedSet) {
-        if affected_set.everybody || !affected_set.accounts.is_empty() {
-            for ((_, viewer), kept) in &mut self.kept {
-                let account = viewer.account();
+        if affected_set.all_proxies || !affected_set.accounts.is_empty() {
+            for ((_, client_class), kept) in &mut self.kept {
+                let account = client_class.account();
                 let of_account =
                     account.is_some_and(|account| affected_set.accounts.contains(account));
-                kept.stale |= affected_set.everybody || of_account;
+                kept.stale |= affected_set.all_proxies || of_account;
             }
         }
         for service in &affected_set.services {
             // The first variant sorts first.
-            let all = self.kept.range_mut((service.clone(), Viewer::Anybody)..);
+            let all = self.kept.range_mut((service.clone(), ClientClass::AllClients)..);
             let all = all.take_while(|((name, _), _)| name == service);
             all.for_each(|(_, kept)| kept.stale = true);
         }
@@ -248,7 +259,7 @@ impl Views {
 const SWEEPS_UNUSED_MAX: u8 = 16;
 
 /// The workloads that a client may call.
-enum Permitted<'a> {
+enum CallableWorkloads<'a> {
     All,
     /// Workloads that do not deny by default, those under the accounts of `targets`, and those that an access
     /// policy lets the client call.
@@ -259,9 +270,9 @@ enum Permitted<'a> {
     },
 }
 
-impl<'a> Permitted<'a> {
-    fn for_viewer(mesh: &'a Mesh, viewer: &Viewer) -> Self {
-        match viewer.account() {
+impl<'a> CallableWorkloads<'a> {
+    fn for_viewer(mesh: &'a Mesh, client_class: &ClientClass) -> Self {
+        match client_class.account() {
             None => Self::All,
             Some(account) => Self::Only {
                 mesh,
@@ -291,8 +302,13 @@ impl<'a> Permitted<'a> {
     }
 }
 
-fn may_reach(mesh: &Mesh, view: &ServiceView, viewer: &Viewer, permitted: &Permitted<'_>) -> bool {
-    if matches!(permitted, Permitted::All) {
+fn may_reach(
+    mesh: &Mesh,
+    view: &ServiceConfig,
+    client_class: &ClientClass,
+    permitted: &CallableWorkloads<'_>,
+) -> bool {
+    if matches!(permitted, CallableWorkloads::All) {
         return true;
     }
     let mut services = std::iter::once(&view.name).chain(backend_services(view));
@@ -300,7 +316,7 @@ fn may_reach(mesh: &Mesh, view: &ServiceView, viewer: &Viewer, permitted: &Permi
         match permitted.allows_some(mesh, name) {
             Some(allows) => allows,
             // Unmeshed workloads enforce nothing.
-            None if viewer.is_gateway()
+            None if client_class.is_gateway()
                 && mesh.unmeshed_workloads_behind(name).next().is_some() =>
             {
                 true
@@ -414,14 +430,21 @@ fn port_endpoints(
     mesh: &Mesh,
     place: (&Service, &ServicePort),
     tags: Option<&TagRules>,
-    client: (&Viewer, &Permitted<'_>),
+    client: (&ClientClass, &CallableWorkloads<'_>),
 ) -> Vec<Arc<Endpoint>> {
     let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
     let mut endpoints =
-        endpoints_of(mesh, place.0, place.1, &named, client.0, client.1, Stage::Ready);
+        endpoints_of(mesh, place.0, place.1, &named, client.0, client.1, LifecycleStage::Ready);
     if endpoints.is_empty() {
-        endpoints =
-            endpoints_of(mesh, place.0, place.1, &named, client.0, client.1, Stage::Terminating);
+        endpoints = endpoints_of(
+            mesh,
+            place.0,
+            place.1,
+            &named,
+            client.0,
+            client.1,
+            LifecycleStage::Terminating,
+        );
     }
     even_out(&mut endpoints);
     endpoints
@@ -433,9 +456,9 @@ fn endpoints_of(
     service: &Service,
     port: &ServicePort,
     named: &BTreeSet<&str>,
-    viewer: &Viewer,
-    permitted: &Permitted<'_>,
-    stage: Stage,
+    client_class: &ClientClass,
+    permitted: &CallableWorkloads<'_>,
+    stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
     let places = callable_workloads(mesh, service, port, permitted, stage);
     let endpoints = places.filter_map(|(workload, number)| {
@@ -447,7 +470,7 @@ fn endpoints_of(
     });
     let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
     if permitted.allows_some(mesh, &service.name) != Some(false) {
-        endpoints.extend(plain_endpoints(mesh, service, port, named, viewer, stage));
+        endpoints.extend(plain_endpoints(mesh, service, port, named, client_class, stage));
         endpoints.sort_by(|one, other| one.id.cmp(&other.id));
     }
     endpoints
@@ -471,12 +494,12 @@ fn plain_endpoints(
     service: &Service,
     port: &ServicePort,
     named: &BTreeSet<&str>,
-    viewer: &Viewer,
-    stage: Stage,
+    client_class: &ClientClass,
+    stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
     let workloads = mesh.unmeshed_workloads_behind(&service.name);
     let workloads = workloads.filter(|workload| stage.includes(service, workload));
-    let is_open = |it: &&Workload| viewer.is_gateway() || barrier(mesh, it).is_none();
+    let is_open = |it: &&Workload| client_class.is_gateway() || barrier(mesh, it).is_none();
     let mut enforcement = Enforcement::from_mesh(mesh);
     let endpoints = workloads.filter(is_open).filter_map(|workload| {
         let number = target_port(&port.target, workload)?;
@@ -508,8 +531,8 @@ fn callable_workloads<'a>(
     mesh: &'a Mesh,
     service: &Service,
     port: &ServicePort,
-    permitted: &Permitted<'_>,
-    stage: Stage,
+    permitted: &CallableWorkloads<'_>,
+    stage: LifecycleStage,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
     let workloads = mesh.service_workloads(&service.name);
     let workloads = workloads.filter(move |workload| stage.includes(service, workload));
@@ -523,7 +546,7 @@ fn endpoint_id(service: &ServiceName, port: &ServicePort, workload: &Workload) -
 }
 
 /// Returns the old view if it is equal; otherwise the new one, reusing equal endpoints.
-fn reuse_unchanged(mut new: ServiceView, old: Option<Arc<ServiceView>>) -> Arc<ServiceView> {
+fn reuse_unchanged(mut new: ServiceConfig, old: Option<Arc<ServiceConfig>>) -> Arc<ServiceConfig> {
     let Some(old) = old else {
         return Arc::new(new);
     };

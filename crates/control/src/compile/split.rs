@@ -54,8 +54,8 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
     let first = for_everything(mesh, root).filter(|_| split.groups.is_none());
     let first = first.filter(|first| first.name != split.name);
     let other = first.map(|first| {
-        let why = first_because(first.created, split.created);
-        format!("TrafficSplit {} has the same root service and {why}", first.name)
+        let reason = first_because(first.created, split.created);
+        format!("TrafficSplit {} has the same root service and {reason}", first.name)
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
     let at = |port: u16| {

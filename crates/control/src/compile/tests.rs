@@ -16,7 +16,8 @@ use std::fmt::Write;
 
 use expect_test::{Expect, expect};
 use leno_model::{
-    Access, Object, PathMatch, PortSet, Reach, ServiceName, Snapshot, Weight, Workload,
+    Access, ClientAuthorization, Object, PathMatch, PortSet, ServiceName, Snapshot, Weight,
+    Workload,
 };
 
 use super::*;
@@ -29,15 +30,16 @@ fn check_config(yaml: &str, client: &str, services: &[&str], expected: &Expect) 
     let services: BTreeSet<ServiceName> = services.iter().map(|name| service_name(name)).collect();
     let client = mesh.workload(&workload_name(client)).unwrap();
     let wanted = used_services(client, &services);
-    let world = compile_config(&mesh, client, &wanted, &mut Views::default());
-    expected.assert_eq(&render_config(&world));
+    let compiled_config =
+        compile_config(&mesh, client, &wanted, &mut ServiceConfigCache::default());
+    expected.assert_eq(&render_config(&compiled_config));
 }
 
-fn render_config(world: &World) -> String {
+fn render_config(compiled_config: &CompiledConfig) -> String {
     let mut out = String::new();
-    let Snapshot { plan, services, .. } = &*world.snapshot;
+    let Snapshot { config: plan, services, .. } = &*compiled_config.snapshot;
     writeln!(out, "{} is {} at {}", plan.workload, plan.account, plan.address).unwrap();
-    for (port, service) in &plan.served {
+    for (port, service) in &plan.port_services {
         writeln!(out, "  serves {service} on {port}").unwrap();
     }
     for listener in &plan.outbound_listeners {
@@ -64,7 +66,7 @@ fn render_config(world: &World) -> String {
         }
     }
     for view in services.values() {
-        writeln!(out, "{} {:?}", view.name, view.reach).unwrap();
+        writeln!(out, "{} {:?}", view.name, view.client_authorization).unwrap();
         for (number, port) in &view.ports {
             let routed = if port.routed { " routed" } else { "" };
             writeln!(out, "  {number} {}{routed}", port.protocol).unwrap();
@@ -95,7 +97,7 @@ fn render_config(world: &World) -> String {
             }
         }
     }
-    for name in &world.absent {
+    for name in &compiled_config.absent {
         writeln!(out, "{name} does not exist").unwrap();
     }
     out
@@ -426,12 +428,13 @@ spec: {selector: {app: nobody}, ports: [{port: 80}]}
     let reach = |yaml: &str| {
         let mesh = mesh_with_sidecars(yaml);
         let client = mesh.workload(&workload_name("productpage-1")).unwrap();
-        let viewer = Viewer::for_client(&mesh, client);
-        let view = compile_service(&mesh, &viewer, mesh.service(&service_name("empty")).unwrap());
-        (view.reach, view.ports.len())
+        let client_class = ClientClass::for_client(&mesh, client);
+        let view =
+            compile_service(&mesh, &client_class, mesh.service(&service_name("empty")).unwrap());
+        (view.client_authorization, view.ports.len())
     };
-    assert_eq!(reach(&format!("{BOOKINFO}{empty}")), (Reach::Allowed, 1));
-    assert_eq!(reach(&strict_bookinfo(empty)), (Reach::Denied, 0));
+    assert_eq!(reach(&format!("{BOOKINFO}{empty}")), (ClientAuthorization::Allowed, 1));
+    assert_eq!(reach(&strict_bookinfo(empty)), (ClientAuthorization::Denied, 0));
 }
 
 #[test]
@@ -449,11 +452,12 @@ spec:
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{more}"));
     let client = mesh.workload(&workload_name("stranger-1")).unwrap();
     let wanted = BTreeSet::from([service_name("reviews")]);
-    let world = compile_config(&mesh, client, &wanted, &mut Views::default());
-    let known: Vec<&ServiceName> = world.snapshot.services.keys().collect();
+    let compiled_config =
+        compile_config(&mesh, client, &wanted, &mut ServiceConfigCache::default());
+    let known: Vec<&ServiceName> = compiled_config.snapshot.services.keys().collect();
     let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service_name);
     assert_eq!(known, expected.iter().collect::<Vec<_>>());
-    assert_eq!(world.absent, BTreeSet::from([service_name("gone")]));
+    assert_eq!(compiled_config.absent, BTreeSet::from([service_name("gone")]));
 }
 
 #[test]
@@ -467,7 +471,7 @@ fn a_port_speaks_what_its_service_says_or_its_workloads_agree_on() {
             );
         let mesh = mesh_with_sidecars(&yaml);
         let reviews = mesh.service(&service_name("reviews")).unwrap();
-        compile_service(&mesh, &Viewer::Anybody, reviews).ports[&9080].protocol.as_str()
+        compile_service(&mesh, &ClientClass::AllClients, reviews).ports[&9080].protocol.as_str()
     };
     assert_eq!(with("", "HTTP"), "HTTP");
     assert_eq!(with("", "TCP"), "detect");
@@ -485,7 +489,8 @@ fn endpoints_have_weights_where_these_differ() {
             );
         let mesh = mesh_with_sidecars(&yaml);
         let reviews = mesh.service(&service_name("reviews")).unwrap();
-        let endpoints = &compile_service(&mesh, &Viewer::Anybody, reviews).ports[&9080].endpoints;
+        let endpoints =
+            &compile_service(&mesh, &ClientClass::AllClients, reviews).ports[&9080].endpoints;
         endpoints.iter().map(|it| it.weight.map(|weight| weight.as_u16())).collect()
     };
     assert_eq!(weights("", ""), [None, None]);
@@ -505,16 +510,16 @@ fn a_weight_that_changes_is_reported_to_clients() {
 #[test]
 fn views_that_did_not_change_stay_the_same_and_changed_ones_keep_their_endpoints() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let mut views = Views::default();
-    let (name, viewer) = (service_name("reviews"), Viewer::Anybody);
-    let before = views.service_config(&mesh, &viewer, &name).unwrap();
+    let mut views = ServiceConfigCache::default();
+    let (name, client_class) = (service_name("reviews"), ClientClass::AllClients);
+    let before = views.service_config(&mesh, &client_class, &name).unwrap();
     let mut affected_set = mesh.set_listeners(&workload_name("details-1"), None);
-    affected_set.everybody = true;
+    affected_set.all_proxies = true;
     views.mark_outdated(&affected_set);
-    let same = views.service_config(&mesh, &viewer, &name).unwrap();
+    let same = views.service_config(&mesh, &client_class, &name).unwrap();
     assert!(Arc::ptr_eq(&before, &same));
     views.mark_outdated(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
-    let after = views.service_config(&mesh, &viewer, &name).unwrap();
+    let after = views.service_config(&mesh, &client_class, &name).unwrap();
     assert_eq!((before.ports[&9080].endpoints.len(), after.ports[&9080].endpoints.len()), (2, 1));
     assert!(Arc::ptr_eq(&before.ports[&9080].endpoints[0], &after.ports[&9080].endpoints[0]));
     drop((before, same, after));
@@ -557,8 +562,11 @@ spec: {compat: sermant, config: 'enableRemoval: true'}
 ";
     let decides = |yaml: &str, name: &str| {
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{yaml}"));
-        let view =
-            compile_service(&mesh, &Viewer::Anybody, mesh.service(&service_name(name)).unwrap());
+        let view = compile_service(
+            &mesh,
+            &ClientClass::AllClients,
+            mesh.service(&service_name(name)).unwrap(),
+        );
         let outlier_detection = view.ports[&9080].traffic_policy.outlier_detection.clone();
         outlier_detection.map(|outlier_detection| outlier_detection.policy.to_string())
     };

@@ -9,11 +9,11 @@ use leno_model::PlaintextClient;
 use crate::mesh::is_own_address;
 use crate::status::{ApplicationStatus, ConditionStatus, RejectedJoinStatus, WorkloadStatus};
 
-use super::{Facts, Finding, Severity, join_again, limit_findings, rejected_sidecar};
+use super::{Finding, FindingInputs, Severity, join_again, limit_findings, rejected_sidecar};
 use crate::applications::{exit_remedy, port_remedy};
 
 /// Returns all of them, the most direct causes first.
-pub(super) fn check_conditions(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_conditions(facts: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
     let all = |kind: &'static str| {
         facts.workloads.iter().flat_map(move |workload| {
@@ -61,7 +61,7 @@ pub(super) fn check_conditions(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Reports log lines that were dropped because a program's output blocked.
-fn dropped_lines(facts: &Facts) -> Vec<Finding> {
+fn dropped_lines(facts: &FindingInputs) -> Vec<Finding> {
     let finding = |message: String| {
         let hint =
             "free space on the disk of the log, or repair its reader; traffic is not affected";
@@ -119,7 +119,7 @@ fn check_application(workload: &WorkloadStatus, application: &ApplicationStatus)
     findings
 }
 
-fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
+fn rejected_join(facts: &FindingInputs, join: &RejectedJoinStatus) -> Finding {
     let RejectedJoinStatus { workload, exists, count, age_seconds, reason } = join;
     let known = facts.workloads.iter().find(|known| known.name == *workload);
     // Its rejection is the purpose of a revocation.
@@ -137,7 +137,7 @@ fn rejected_join(facts: &Facts, join: &RejectedJoinStatus) -> Finding {
 }
 
 /// Reports service ports without a declared protocol and with a server that speaks first, each once.
-fn check_delays(facts: &Facts) -> Vec<Finding> {
+fn check_delays(facts: &FindingInputs) -> Vec<Finding> {
     let all = facts.workloads.iter().flat_map(|workload| &workload.conditions);
     let delayed = all.filter(|it| it.kind == "detection-delayed");
     let delayed: BTreeMap<&str, &str> =
@@ -152,7 +152,7 @@ fn check_delays(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Reports rejected clients without mutual TLS. Those with a sidecar bypass the mesh.
-fn rejected_clients(facts: &Facts) -> Vec<Finding> {
+fn rejected_clients(facts: &FindingInputs) -> Vec<Finding> {
     let members = facts.workloads.iter().flat_map(|workload| {
         let all = std::iter::once(&workload.address).chain(&workload.other_addresses);
         let all = all.filter_map(|text| text.parse::<IpAddr>().ok());
@@ -192,7 +192,7 @@ fn rejected_clients(facts: &Facts) -> Vec<Finding> {
 const PAST_THE_MESH: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports state that cannot be written.
-fn check_state(facts: &Facts) -> Vec<Finding> {
+fn check_state(facts: &FindingInputs) -> Vec<Finding> {
     let hint = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
     let own = facts.directory.iter().filter_map(|it| Some((&it.directory, it.problem.as_ref()?)));
     let own = own.map(|(directory, problem)| {
@@ -221,7 +221,7 @@ fn check_state(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Reports conditions of kinds that this release does not know.
-fn check_unknown(facts: &Facts) -> Vec<Finding> {
+fn check_unknown(facts: &FindingInputs) -> Vec<Finding> {
     const KNOWN: [&str; 8] = [
         "listener-closed",
         "dns-closed",

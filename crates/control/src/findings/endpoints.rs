@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use crate::status::{ExcludedStatus, ServiceStatus};
 
-use super::{Facts, Finding, limit_findings};
+use super::{Finding, FindingInputs, limit_findings};
 use crate::figures::format_count;
 
 /// Returns findings about empty endpoint lists. During the startup grace period, sidecars may not have reported
 /// their endpoints yet.
-pub(super) fn check_endpoints(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_endpoints(facts: &FindingInputs) -> Vec<Finding> {
     if facts.status.starting {
         return Vec::new();
     }
@@ -78,7 +78,7 @@ fn empty_finding(service: &ServiceStatus, port: u16, is_used: bool) -> Finding {
 
 /// Returns the service ports that receive requests: of listeners, of backends with a weight, and of services
 /// without routes that a sidecar uses.
-fn used_ports(facts: &Facts) -> BTreeSet<String> {
+fn used_ports(facts: &FindingInputs) -> BTreeSet<String> {
     let outbound_listeners =
         facts.workloads.iter().flat_map(|workload| &workload.outbound_listeners);
     let has_routes =

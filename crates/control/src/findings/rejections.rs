@@ -3,11 +3,11 @@
 use crate::status::RejectionStatus;
 
 use super::rejection_text::{Objects, describe_rejection, is_notable, rejection_hint};
-use super::{Facts, Finding};
+use super::{Finding, FindingInputs};
 use crate::figures::{AILING, FAILING};
 
 /// Returns one finding per service and reason, the largest share first.
-pub(super) fn check_rejections(facts: &Facts) -> Vec<Finding> {
+pub(super) fn check_rejections(facts: &FindingInputs) -> Vec<Finding> {
     let objects =
         Objects { workloads: &facts.workloads, routes: &facts.routes, policies: &facts.policies };
     let mut notable: Vec<&RejectionStatus> =
@@ -28,7 +28,7 @@ pub(super) fn check_rejections(facts: &Facts) -> Vec<Finding> {
 
 /// True if rejections explain a service's failures: its other failures are not a problem by themselves, or are
 /// few and the smaller part.
-pub(super) fn explain_failures(facts: &Facts, service: &str, success: Option<f64>) -> bool {
+pub(super) fn explain_failures(facts: &FindingInputs, service: &str, success: Option<f64>) -> bool {
     let of_service = facts.traffic.rejections.iter().filter(|it| it.service == service);
     let rejected: f64 = of_service.filter(|it| is_notable(it)).map(|it| it.share).sum();
     rejected > 0.0

@@ -5,8 +5,8 @@ use serde_json::json;
 use super::*;
 use crate::status::{NamedRateStatus, RejectionStatus};
 
-pub(super) fn healthy_facts() -> Facts {
-    Facts {
+pub(super) fn healthy_facts() -> FindingInputs {
+    FindingInputs {
         status: Status { certificate_lifetime_seconds: 86_400, ..Status::default() },
         workloads: vec![workload_status("connected")],
         proxies: vec![proxy_status()],
@@ -85,7 +85,7 @@ fn missing_keys_of_a_policy_without_effect_are_no_finding() {
     assert_eq!(collect_findings(&facts), []);
 }
 
-type Spoil = fn(&mut Facts);
+type Spoil = fn(&mut FindingInputs);
 
 /// Asserts that each case produces one finding in a healthy mesh, with this text and hint.
 fn assert_found(severity: Severity, cases: &[(Spoil, &str, &str)]) {
@@ -242,7 +242,7 @@ fn many_faults_of_one_kind_are_summed_up_and_problems_come_first() {
 /// In Kubernetes, hints use Pods and kubectl, not `leno proxy` and tokens.
 #[test]
 fn remedies_in_a_cluster_are_in_the_words_of_kubernetes() {
-    let judge = |change: fn(&mut Facts)| {
+    let judge = |change: fn(&mut FindingInputs)| {
         let mut facts = healthy_facts();
         facts.status.kubernetes = true;
         change(&mut facts);

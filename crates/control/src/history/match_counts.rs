@@ -7,21 +7,21 @@ use leno_discovery::RuleMatches;
 use leno_model::{Name, RuleKind};
 use leno_telemetry::RecentTable;
 
-use super::track::REACH;
+use super::request_history::REACH;
 use crate::mesh::Mesh;
 use crate::status::RuleStatus;
 
 /// Match counts of rules.
 #[derive(Debug, Default)]
 pub(super) struct MatchCounts {
-    rules: RecentTable<Rule, Minutes, RULES_MAX>,
+    rules: RecentTable<RuleKey, MinuteCounts, RULES_MAX>,
 }
 
-type Rule = (RuleKind, Name, Name, String);
+type RuleKey = (RuleKind, Name, Name, String);
 
 /// Counts of one rule: those of the last hour, 16 bytes for each minute with a match.
 #[derive(Debug)]
-struct Minutes {
+struct MinuteCounts {
     /// Minute number and count, the oldest first.
     counts: VecDeque<(u64, u64)>,
     /// The total since the rule was first reported.
@@ -45,7 +45,7 @@ impl MatchCounts {
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
         let is_full = !self.rules.contains_key(&key) && self.evict_of_object(&key);
-        let nothing = || Minutes { counts: VecDeque::new(), sum: 0, last: at };
+        let nothing = || MinuteCounts { counts: VecDeque::new(), sum: 0, last: at };
         let (minutes, evicted) = self.rules.entry(key, nothing);
         minutes.add(*matches, at);
         !is_full && evicted.is_none()
@@ -53,9 +53,9 @@ impl MatchCounts {
 
     /// Evicts an object's least recently used rule if the object has its maximum, so that no object displaces
     /// all others, whichever rules a sidecar reports. Returns true if one was evicted.
-    fn evict_of_object(&mut self, (kind, namespace, name, _): &Rule) -> bool {
+    fn evict_of_object(&mut self, (kind, namespace, name, _): &RuleKey) -> bool {
         let first = (*kind, namespace.clone(), name.clone(), String::new());
-        let is_same = |rule: &&Rule| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
+        let is_same = |rule: &&RuleKey| (rule.0, &rule.1, &rule.2) == (*kind, namespace, name);
         if self.rules.keys_in(first..).take_while(is_same).count() < RULES_OF_OBJECT_MAX {
             return false;
         }
@@ -71,18 +71,19 @@ impl MatchCounts {
     }
 
     pub(super) fn rule_statuses(&self, at: Duration) -> Vec<RuleStatus> {
-        let status = |((kind, namespace, name, rule), minutes): (&Rule, &Minutes)| RuleStatus {
-            kind: kind.as_str().to_owned(),
-            name: format!("{namespace}/{name}"),
-            rule: rule.clone(),
-            matches_1h: minutes.of_last_hour(at),
-            matches: minutes.sum,
-        };
+        let status =
+            |((kind, namespace, name, rule), minutes): (&RuleKey, &MinuteCounts)| RuleStatus {
+                kind: kind.as_str().to_owned(),
+                name: format!("{namespace}/{name}"),
+                rule: rule.clone(),
+                matches_1h: minutes.of_last_hour(at),
+                matches: minutes.sum,
+            };
         self.rules.iter().map(status).collect()
     }
 }
 
-impl Minutes {
+impl MinuteCounts {
     fn add(&mut self, matches: u64, at: Duration) {
         (self.sum, self.last) = (self.sum.saturating_add(matches), self.last.max(at));
         let minute = minute_number(at);

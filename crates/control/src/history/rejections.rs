@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use leno_discovery::{Direction, RuleMatches, Traffic, TrafficSeries};
+use leno_discovery::{Direction, RuleMatches, TrafficReport, TrafficSeries};
 use leno_model::{
     Name, Reason, RouteKind, RuleKind, ServiceName, ServicePolicyKind, ServicePort, TagDialect,
     WorkloadName,
 };
 use leno_telemetry::RecentTable;
 
-use super::track::{REACH, Track, step_number};
+use super::request_history::{REACH, RequestHistory, step_number};
 use super::{SERVICES_MAX, route_parent};
 use crate::compile::target_port;
 use crate::mesh::Mesh;
@@ -20,23 +20,23 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
     /// Counted by the sidecars of clients, for rejections by either side.
-    outbound: RecentTable<Key, Rejected, KEPT_MAX>,
+    outbound: RecentTable<RejectionKey, RejectionCounts, KEPT_MAX>,
     /// Counted by the sidecars of servers. The count is that of clients without a sidecar, which no other
     /// sidecar counts.
-    inbound: RecentTable<Key, Rejected, KEPT_MAX>,
+    inbound: RecentTable<RejectionKey, RejectionCounts, KEPT_MAX>,
     /// All requests of clients without a sidecar, by service.
-    unmeshed: RecentTable<ServiceName, Recent, KEPT_MAX>,
+    unmeshed: RecentTable<ServiceName, RecentCounts, KEPT_MAX>,
     /// All requests of a workload to destinations that are not a service of the mesh, and those without a known
     /// service.
-    outside: RecentTable<WorkloadName, Recent, KEPT_MAX>,
+    outside: RecentTable<WorkloadName, RecentCounts, KEPT_MAX>,
 }
 
-type Key = (Destination, &'static str);
-type Policy = (RuleKind, Name, Name);
+type RejectionKey = (RejectedDestination, &'static str);
+type PolicyKey = (RuleKind, Name, Name);
 
 /// The destination of requests. Requested host names are not kept, because clients choose them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Destination {
+enum RejectedDestination {
     Service(ServiceName),
     /// Everything that is not a known service of the mesh, for the requests of one workload.
     Outside(WorkloadName),
@@ -44,16 +44,16 @@ enum Destination {
 
 /// The rejections at one destination for one reason.
 #[derive(Debug, Default)]
-struct Rejected {
-    recent: Recent,
+struct RejectionCounts {
+    recent: RecentCounts,
     /// The sidecars that counted them, each with the time of its last report.
     sidecars: RecentTable<WorkloadName, Duration, SIDECARS_MAX>,
-    policies: RecentTable<Policy, Duration, POLICIES_MAX>,
+    policies: RecentTable<PolicyKey, Duration, POLICIES_MAX>,
 }
 
 /// A count for each of the last steps of ten seconds.
 #[derive(Debug, Default)]
-struct Recent(VecDeque<(u64, u64)>);
+struct RecentCounts(VecDeque<(u64, u64)>);
 
 impl Rejections {
     /// Processes a report of one workload's sidecar; returns the number of entries evicted for it.
@@ -61,7 +61,7 @@ impl Rejections {
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
-        sent: &Traffic,
+        sent: &TrafficReport,
         at: Duration,
     ) -> u64 {
         let mut evicted = 0;
@@ -70,17 +70,19 @@ impl Rejections {
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
             evicted += u64::from(match &destination {
-                Destination::Outside(client) => add_requests(&mut self.outside, client, series, at),
-                Destination::Service(service) if is_unmeshed => {
+                RejectedDestination::Outside(client) => {
+                    add_requests(&mut self.outside, client, series, at)
+                }
+                RejectedDestination::Service(service) if is_unmeshed => {
                     add_requests(&mut self.unmeshed, service, series, at)
                 }
-                Destination::Service(_) => false,
+                RejectedDestination::Service(_) => false,
             });
             let kept = if is_inbound { &mut self.inbound } else { &mut self.outbound };
             let is_unread = is_unread(mesh, name, series);
             let about = deciding_services(mesh, name, series, &destination);
             let places = match is_inbound {
-                true => about.iter().cloned().map(Destination::Service).collect(),
+                true => about.iter().cloned().map(RejectedDestination::Service).collect(),
                 false => vec![destination.clone()],
             };
             for (reason, count) in &series.reasons {
@@ -96,7 +98,7 @@ impl Rejections {
                 for (index, place) in places.iter().enumerate() {
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
                     let key = (place.clone(), reason.label());
-                    let (rejected, old) = kept.entry(key, Rejected::default);
+                    let (rejected, old) = kept.entry(key, RejectionCounts::default);
                     evicted += u64::from(old.is_some());
                     rejected.recent.add(at, if is_counted { *count } else { 0 });
                     rejected.sidecars.insert(name.clone(), at);
@@ -111,9 +113,9 @@ impl Rejections {
 
     /// Evicts entries without a report for an hour, and services and workloads that left the mesh.
     pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
-        let exists = |destination: &Destination| match destination {
-            Destination::Service(service) => mesh.service(service).is_some(),
-            Destination::Outside(client) => mesh.workload(client).is_some(),
+        let exists = |destination: &RejectedDestination| match destination {
+            RejectedDestination::Service(service) => mesh.service(service).is_some(),
+            RejectedDestination::Outside(client) => mesh.workload(client).is_some(),
         };
         for kept in [&mut self.inbound, &mut self.outbound] {
             kept.retain(|(to, _), rejected| exists(to) && rejected.last_time() + REACH > at);
@@ -127,24 +129,24 @@ impl Rejections {
     /// left out.
     pub(super) fn rejection_statuses(
         &self,
-        services: &RecentTable<ServiceName, Track, SERVICES_MAX>,
+        services: &RecentTable<ServiceName, RequestHistory, SERVICES_MAX>,
         at: Duration,
     ) -> Vec<RejectionStatus> {
-        let keys: std::collections::BTreeSet<&Key> =
+        let keys: std::collections::BTreeSet<&RejectionKey> =
             self.outbound.iter().chain(self.inbound.iter()).map(|(key, _)| key).collect();
-        let status = |key: &Key| {
+        let status = |key: &RejectionKey| {
             let (destination, reason) = key;
             let [outbound, inbound] = [&self.outbound, &self.inbound]
                 .map(|kept| kept.get(key).filter(|it| it.is_fresh(at)));
             let requests = [outbound, inbound].into_iter().flatten();
             let requests = requests.map(|rejected| rejected.recent.sum(at)).sum::<u64>();
-            let recent = |recent: Option<&Recent>| recent.map_or(0, |recent| recent.sum(at));
+            let recent = |recent: Option<&RecentCounts>| recent.map_or(0, |recent| recent.sum(at));
             let all = match destination {
-                Destination::Service(service) => {
-                    services.get(service).map_or(0, |track| track.recent_requests(at))
+                RejectedDestination::Service(service) => {
+                    services.get(service).map_or(0, |history| history.recent_requests(at))
                         + recent(self.unmeshed.get(service))
                 }
-                Destination::Outside(client) => recent(self.outside.get(client)),
+                RejectedDestination::Outside(client) => recent(self.outside.get(client)),
             };
             let source = inbound.or(outbound)?;
             (requests > 0).then(|| RejectionStatus {
@@ -173,7 +175,7 @@ impl Rejections {
     }
 }
 
-impl Rejected {
+impl RejectionCounts {
     fn last_time(&self) -> Duration {
         self.sidecars.iter().map(|(_, last)| *last).max().unwrap_or_default()
     }
@@ -183,7 +185,7 @@ impl Rejected {
     }
 }
 
-impl Recent {
+impl RecentCounts {
     fn add(&mut self, at: Duration, count: u64) {
         let step = step_number(at);
         match self.0.back_mut() {
@@ -203,7 +205,7 @@ impl Recent {
     }
 }
 
-impl Destination {
+impl RejectedDestination {
     fn service(&self) -> Option<&ServiceName> {
         match self {
             Self::Service(service) => Some(service),
@@ -217,14 +219,14 @@ fn find_destination(
     mesh: &Mesh,
     workload: &WorkloadName,
     series: &TrafficSeries,
-) -> Option<Destination> {
+) -> Option<RejectedDestination> {
     let named = series.service.as_ref().filter(|service| mesh.service(service).is_some());
     match (named, series.direction) {
-        (Some(service), _) => Some(Destination::Service(service.clone())),
-        (None, Direction::Outbound) => Some(Destination::Outside(workload.clone())),
+        (Some(service), _) => Some(RejectedDestination::Service(service.clone())),
+        (None, Direction::Outbound) => Some(RejectedDestination::Outside(workload.clone())),
         (None, Direction::Inbound) if series.service.is_none() => {
             let mut services = mesh.in_front_of(workload);
-            services.next().map(|service| Destination::Service(service.name.clone()))
+            services.next().map(|service| RejectedDestination::Service(service.name.clone()))
         }
         (None, Direction::Inbound) => None,
     }
@@ -237,7 +239,7 @@ fn deciding_services(
     mesh: &Mesh,
     workload: &WorkloadName,
     series: &TrafficSeries,
-    destination: &Destination,
+    destination: &RejectedDestination,
 ) -> Vec<ServiceName> {
     let Some(service) = destination.service() else { return Vec::new() };
     let mut about = vec![service.clone()];
@@ -286,12 +288,12 @@ fn is_of_destination(reason: Reason) -> bool {
 
 /// Adds the requests of a series; returns true if another entry was evicted for it.
 fn add_requests<K: Ord + Clone>(
-    table: &mut RecentTable<K, Recent, KEPT_MAX>,
+    table: &mut RecentTable<K, RecentCounts, KEPT_MAX>,
     key: &K,
     series: &TrafficSeries,
     at: Duration,
 ) -> bool {
-    let (all, evicted) = table.entry(key.clone(), Recent::default);
+    let (all, evicted) = table.entry(key.clone(), RecentCounts::default);
     all.add(at, series.request_count());
     evicted.is_some()
 }
@@ -303,18 +305,18 @@ fn deciding_policies(
     services: &[ServiceName],
     reason: Reason,
     rules: &[RuleMatches],
-) -> Vec<Policy> {
+) -> Vec<PolicyKey> {
     if reason == Reason::NoRoute {
         let routes = services.iter().flat_map(|service| mesh.routes_at(service));
         return routes.take(POLICIES_MAX).collect();
     }
     let kinds = rejecting_kinds(reason);
     let decided = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.matches > 0);
-    let mut decided: Vec<Policy> = decided
+    let mut decided: Vec<PolicyKey> = decided
         .map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
         .filter(|(kind, namespace, name)| mesh.has_object(&kind.object_key(namespace, name)))
         .collect();
-    let is_about = |it: &Policy| {
+    let is_about = |it: &PolicyKey| {
         services.iter().any(|service| mesh.is_about(&it.0.object_key(&it.1, &it.2), service))
     };
     if decided.iter().any(is_about) {
@@ -353,10 +355,10 @@ fn rejecting_kinds(reason: Reason) -> Vec<RuleKind> {
 }
 
 fn fresh_keys<K: Ord + Clone, const MAX: usize>(
-    noted: &RecentTable<K, Duration, MAX>,
+    recorded_change: &RecentTable<K, Duration, MAX>,
     at: Duration,
 ) -> impl Iterator<Item = &K> {
-    noted.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
+    recorded_change.iter().filter(move |(_, last)| is_recent(**last, at)).map(|(key, _)| key)
 }
 
 fn is_recent(last: Duration, at: Duration) -> bool {

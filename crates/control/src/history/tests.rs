@@ -36,9 +36,9 @@ fn inbound_series(from: &str, requests: u64) -> TrafficSeries {
     }
 }
 
-fn traffic_report(series: Vec<TrafficSeries>) -> Traffic {
+fn traffic_report(series: Vec<TrafficSeries>) -> TrafficReport {
     let cpu = Duration::from_millis(50);
-    Traffic {
+    TrafficReport {
         span: Duration::from_secs(5),
         series,
         overflowed: 0,
@@ -268,7 +268,7 @@ fn what_is_about_nothing_of_the_mesh_makes_no_track() {
     let lone = traffic_report(vec![outbound_series("details", None, 1, 0)]);
     history.record_report(&mesh, &workload_name("nobody-1"), &lone, at_second(5));
     assert_eq!(entry_count(&history), 0);
-    assert_eq!(history.tally, Tally { reports: 1, dropped: 2 });
+    assert_eq!(history.tally, ReportCounters { reports: 1, dropped: 2 });
 }
 
 #[test]
@@ -337,12 +337,12 @@ fn a_series_is_folded_once_and_by_one_of_both() {
     let mut history = History::default();
     let mut rest = outbound_series("details", None, 1, 0);
     rest.service = None;
-    let report = Traffic {
+    let report = TrafficReport {
         overflowed: 3,
         ..traffic_report(vec![rest, outbound_series("invented", None, 1, 0)])
     };
     history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
-    assert_eq!(history.tally, Tally { reports: 1, dropped: 4 });
+    assert_eq!(history.tally, ReportCounters { reports: 1, dropped: 4 });
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn reasons_of_now_are_reported_apart_from_those_since_the_start() {
     };
     let plots = |history: &History, seconds| {
         history
-            .subject_plots(&Subject::Service(service_name("details")), at_second(seconds))
+            .subject_plots(&PlotSubject::Service(service_name("details")), at_second(seconds))
             .unwrap()
     };
     history.record_report(
@@ -470,7 +470,7 @@ fn the_plots_of_an_hour_sum_up_to_what_was_reported() {
             );
             reports.push((clock, requests, failed));
         }
-        let subject = Subject::Service(service_name("details"));
+        let subject = PlotSubject::Service(service_name("details"));
         let now = Duration::from_millis(clock + draw(600_000));
         let plots = history.subject_plots(&subject, now).unwrap().plots;
         for (plot, steps) in plots.iter().zip([36_u64, 60]) {

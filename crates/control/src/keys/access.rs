@@ -134,7 +134,7 @@ impl fmt::Display for PermittedServers {
 
 /// The reason why a file is not opened.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotOpened {
+pub(super) enum JwksFileOpenError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     #[error("is not below the directory that the operator permits with --jwks-files")]
@@ -146,18 +146,19 @@ pub(super) enum NotOpened {
 impl PermittedFiles {
     /// Opens a regular file, if it is permitted. The path is resolved only below the permitted directory, and
     /// every step of it stays below.
-    pub(super) fn open_permitted(&self, path: &Path) -> Result<File, NotOpened> {
+    pub(super) fn open_permitted(&self, path: &Path) -> Result<File, JwksFileOpenError> {
         // Opening a device can have side effects: the file is checked first.
         let (looked_at, opened) = match self {
-            Self::None => return Err(NotOpened::NotPermitted),
+            Self::None => return Err(JwksFileOpenError::NotPermitted),
             Self::All => {
                 let open = |flags| rustix::fs::open(path, flags, Mode::empty());
                 (open(LOOK).map_err(io::Error::from)?, open(READ))
             }
             Self::Below(directory) => {
-                let below = path.strip_prefix(directory).map_err(|_| NotOpened::NotPermitted)?;
+                let below =
+                    path.strip_prefix(directory).map_err(|_| JwksFileOpenError::NotPermitted)?;
                 if !below.components().all(|part| matches!(part, Component::Normal(_))) {
-                    return Err(NotOpened::NotPermitted);
+                    return Err(JwksFileOpenError::NotPermitted);
                 }
                 let directory =
                     rustix::fs::open(directory, LOOK | OFlags::DIRECTORY, Mode::empty());
@@ -166,19 +167,21 @@ impl PermittedFiles {
                     rustix::fs::openat2(directory.as_fd(), below, flags, Mode::empty(), STAYS_BELOW)
                 };
                 let looked_at = open(LOOK).map_err(|error| match error {
-                    rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => NotOpened::NotPermitted,
-                    error => NotOpened::Io(error.into()),
+                    rustix::io::Errno::XDEV | rustix::io::Errno::LOOP => {
+                        JwksFileOpenError::NotPermitted
+                    }
+                    error => JwksFileOpenError::Io(error.into()),
                 })?;
                 (looked_at, open(READ))
             }
         };
         if !File::from(looked_at).metadata()?.is_file() {
-            return Err(NotOpened::NoFile);
+            return Err(JwksFileOpenError::NoFile);
         }
         let opened = File::from(opened.map_err(io::Error::from)?);
         match opened.metadata()?.is_file() {
             true => Ok(opened),
-            false => Err(NotOpened::NoFile),
+            false => Err(JwksFileOpenError::NoFile),
         }
     }
 }
@@ -292,15 +295,18 @@ mod tests {
             "./../secret",
         ] {
             let error = files.open_permitted(&within.join(bad)).unwrap_err();
-            assert!(matches!(error, NotOpened::NotPermitted), "{bad}: {error}");
+            assert!(matches!(error, JwksFileOpenError::NotPermitted), "{bad}: {error}");
         }
         let error = files.open_permitted(&within.join("absent")).unwrap_err();
-        assert!(matches!(error, NotOpened::Io(_)), "{error}");
-        assert!(matches!(files.open_permitted(&within.join("..data")), Err(NotOpened::NoFile)));
+        assert!(matches!(error, JwksFileOpenError::Io(_)), "{error}");
+        assert!(matches!(
+            files.open_permitted(&within.join("..data")),
+            Err(JwksFileOpenError::NoFile)
+        ));
         for path in [&outside, &within.join("a.jwks")] {
             assert!(matches!(
                 PermittedFiles::None.open_permitted(path),
-                Err(NotOpened::NotPermitted)
+                Err(JwksFileOpenError::NotPermitted)
             ));
             PermittedFiles::All.open_permitted(path).unwrap();
         }

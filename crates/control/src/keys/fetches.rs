@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use leno_model::KeySource;
 
-use super::{Fetched, KeyUpdate};
+use super::{FetchOutcome, KeyUpdate};
 
 /// Results of JWKS fetches so far.
 #[derive(Debug, Default)]
@@ -30,18 +30,18 @@ impl JwksFetches {
     pub(crate) fn record_result(&mut self, update: &KeyUpdate) {
         let source = &update.source;
         match &update.fetched {
-            Fetched::Changed(_) => {
+            FetchOutcome::Changed(_) => {
                 self.changed = self.changed.saturating_add(1);
                 self.failing.remove(source);
                 tracing::info!(%source, "fetched the keys of an issuer");
             }
-            Fetched::Same => {
+            FetchOutcome::Same => {
                 self.unchanged = self.unchanged.saturating_add(1);
                 if self.failing.remove(source).is_some() {
                     tracing::info!(%source, "fetching the keys of an issuer succeeds again");
                 }
             }
-            Fetched::Failed(why) => {
+            FetchOutcome::Failed(why) => {
                 self.failed = self.failed.saturating_add(1);
                 let before = self.failing.insert(source.clone(), why.clone());
                 // Some causes contain the time, and differ for each fetch.
@@ -55,7 +55,7 @@ impl JwksFetches {
                     Some(_) => {}
                 }
             }
-            Fetched::Dropped => {
+            FetchOutcome::Dropped => {
                 self.failing.remove(source);
             }
         }
@@ -87,7 +87,7 @@ mod tests {
         for detailed in [true, false] {
             let mut fetches = JwksFetches::new(detailed);
             for (source, why) in sources.iter().zip(["is not a file", "is absent"]) {
-                let fetched = Fetched::Failed(why.to_owned());
+                let fetched = FetchOutcome::Failed(why.to_owned());
                 fetches.record_result(&KeyUpdate { source: source.clone(), fetched });
             }
             let [one, other] = sources.each_ref().map(|it| fetches.failure_cause(it).unwrap());

@@ -9,25 +9,25 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::access::{NotOpened, PermittedFiles};
-use super::{ASK_WAIT, Answer};
+use super::access::{JwksFileOpenError, PermittedFiles};
+use super::{ASK_WAIT, JwksResponse};
 
 /// Reads the whole file, after an earlier read that hangs.
 pub(super) async fn read(
     path: PathBuf,
     permitted: PermittedFiles,
     turn: Arc<Mutex<()>>,
-) -> Result<Answer, String> {
+) -> Result<JwksResponse, String> {
     let read = timeout(ASK_WAIT, read_patiently(path, permitted, turn)).await;
-    let text = read.unwrap_or(Err(Unread::Late)).map_err(|error| error.to_string())?;
-    Ok(Answer::Set { text, tag: None, max_age: None })
+    let text = read.unwrap_or(Err(JwksFileError::Late)).map_err(|error| error.to_string())?;
+    Ok(JwksResponse::Set { text, tag: None, max_age: None })
 }
 
 async fn read_patiently(
     path: PathBuf,
     permitted: PermittedFiles,
     turn: Arc<Mutex<()>>,
-) -> Result<String, Unread> {
+) -> Result<String, JwksFileError> {
     let turn = turn.lock_owned().await;
     let read = spawn_blocking(move || {
         let text = read_text(&path, &permitted);
@@ -39,9 +39,9 @@ async fn read_patiently(
 
 /// The reason why a file is not read.
 #[derive(Debug, thiserror::Error)]
-enum Unread {
+enum JwksFileError {
     #[error(transparent)]
-    NotOpened(#[from] NotOpened),
+    NotOpened(#[from] JwksFileOpenError),
     #[error("cannot be read: {0}")]
     Io(#[from] std::io::Error),
     #[error("could not be read within {ASK_WAIT:?}")]
@@ -50,13 +50,13 @@ enum Unread {
     TooLarge,
 }
 
-fn read_text(path: &Path, permitted: &PermittedFiles) -> Result<String, Unread> {
+fn read_text(path: &Path, permitted: &PermittedFiles) -> Result<String, JwksFileError> {
     let file = permitted.open_permitted(path)?;
     let mut text = String::new();
     let most = IssuerKeys::BYTES_MAX as u64;
     file.take(most.saturating_add(1)).read_to_string(&mut text)?;
     match text.len() > IssuerKeys::BYTES_MAX {
-        true => Err(Unread::TooLarge),
+        true => Err(JwksFileError::TooLarge),
         false => Ok(text),
     }
 }

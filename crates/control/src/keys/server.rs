@@ -13,13 +13,13 @@ use hyper::header::{
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_model::{IssuerKeys, KeyServer, Scheme, Server};
-use leno_outside::{NoSession, Sessions, connect_permitted, drive_exchange};
+use leno_outside::{TlsSessionError, TlsSessions, connect_permitted, drive_exchange};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use super::access::PermittedServers;
-use super::{ASK_WAIT, Answer};
-use crate::dial::Plainly;
+use super::{ASK_WAIT, JwksResponse};
+use crate::dial::DirectDialer;
 
 /// Requests the set, unless `tag` is still current.
 pub(super) async fn fetch_key_set(
@@ -27,14 +27,14 @@ pub(super) async fn fetch_key_set(
     tag: Option<&str>,
     roots: Option<PathBuf>,
     permitted: &PermittedServers,
-) -> Result<Answer, String> {
+) -> Result<JwksResponse, String> {
     let asked = timeout(ASK_WAIT, ask_patiently(server, tag, roots, permitted)).await;
-    asked.unwrap_or(Err(NoAnswer::Late)).map_err(|error| error.to_string())
+    asked.unwrap_or(Err(JwksRequestError::Late)).map_err(|error| error.to_string())
 }
 
 /// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
-enum NoAnswer {
+enum JwksRequestError {
     #[error("did not respond within {ASK_WAIT:?}")]
     Late,
     #[error("cannot be reached: {0}")]
@@ -44,7 +44,7 @@ enum NoAnswer {
     )]
     NotPermitted,
     #[error("cannot be verified: {0}")]
-    Unverified(#[from] NoSession),
+    Unverified(#[from] TlsSessionError),
     #[error("the request failed: {0}")]
     Question(#[from] hyper::http::Error),
     #[error("did not respond with HTTP: {0}")]
@@ -66,7 +66,7 @@ async fn ask_patiently(
     tag: Option<&str>,
     roots: Option<PathBuf>,
     permitted: &PermittedServers,
-) -> Result<Answer, NoAnswer> {
+) -> Result<JwksResponse, JwksRequestError> {
     let mut request = Request::get(path)
         .header(HOST, host(server))
         .header(ACCEPT, "application/jwk-set+json, application/json;q=0.9")
@@ -77,16 +77,16 @@ async fn ask_patiently(
     }
     let request = request.body(Empty::new())?;
     let permits = |address| permitted.permits_server(server, address);
-    let tcp = connect_permitted(server, &Plainly, permits).await;
+    let tcp = connect_permitted(server, &DirectDialer, permits).await;
     let tcp = tcp.map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => NoAnswer::NotPermitted,
-        _ => NoAnswer::Unreachable(error),
+        io::ErrorKind::PermissionDenied => JwksRequestError::NotPermitted,
+        _ => JwksRequestError::Unreachable(error),
     })?;
     match server.scheme {
         Scheme::Http => send_request(tcp, request).await,
         Scheme::Https => {
             // Roots are read for each fetch: they may have been replaced.
-            let session = Sessions::new(roots).open_session(server, b"http/1.1", tcp).await?;
+            let session = TlsSessions::new(roots).open_session(server, b"http/1.1", tcp).await?;
             send_request(session, request).await
         }
     }
@@ -105,31 +105,31 @@ fn host(server: &Server) -> String {
 async fn send_request(
     io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Empty<Bytes>>,
-) -> Result<Answer, NoAnswer> {
+) -> Result<JwksResponse, JwksRequestError> {
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(io));
     let (mut sender, connection) = handshake.await?;
     let exchange = async { read(sender.send_request(request).await?).await };
-    drive_exchange(connection, exchange, NoAnswer::Http).await
+    drive_exchange(connection, exchange, JwksRequestError::Http).await
 }
 
-async fn read(response: Response<Incoming>) -> Result<Answer, NoAnswer> {
+async fn read(response: Response<Incoming>) -> Result<JwksResponse, JwksRequestError> {
     let (head, body) = response.into_parts();
     let max_age = max_age(&head.headers);
     match head.status {
         StatusCode::OK => {}
-        StatusCode::NOT_MODIFIED => return Ok(Answer::Unchanged { max_age }),
-        status if status.is_redirection() => return Err(NoAnswer::OtherReplica(status)),
-        status => return Err(NoAnswer::Status(status)),
+        StatusCode::NOT_MODIFIED => return Ok(JwksResponse::Unchanged { max_age }),
+        status if status.is_redirection() => return Err(JwksRequestError::OtherReplica(status)),
+        status => return Err(JwksRequestError::Status(status)),
     }
     let body = Limited::new(body, IssuerKeys::BYTES_MAX).collect().await;
     let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-        true => NoAnswer::TooLarge,
-        false => NoAnswer::Broken(error),
+        true => JwksRequestError::TooLarge,
+        false => JwksRequestError::Broken(error),
     })?;
-    let text = String::from_utf8(body.to_bytes().into()).map_err(|_| NoAnswer::NoText)?;
+    let text = String::from_utf8(body.to_bytes().into()).map_err(|_| JwksRequestError::NoText)?;
     let tag = head.headers.get(ETAG).and_then(|tag| tag.to_str().ok());
     let tag = tag.filter(|tag| tag.len() <= TAG_BYTES_MAX).map(str::to_owned);
-    Ok(Answer::Set { text, tag, max_age })
+    Ok(JwksResponse::Set { text, tag, max_age })
 }
 
 /// Returns the `max-age` of a response, if it has one (RFC 9111 §5.2.2.1).

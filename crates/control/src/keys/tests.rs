@@ -81,30 +81,30 @@ fn key_set(id: &str) -> String {
     format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "{id}", "x": "{x}"}}]}}"#)
 }
 
-fn keeper_with_source(source: &KeySource) -> Keeper {
-    let mut keeper = Keeper::new(None, KeyAccess::of_operator(), 1);
-    keeper.set_sources(&BTreeSet::from([source.clone()]), Instant::now());
-    keeper
+fn keeper_with_source(source: &KeySource) -> JwksFetcher {
+    let mut fetcher = JwksFetcher::new(None, KeyAccess::of_operator(), 1);
+    fetcher.set_sources(&BTreeSet::from([source.clone()]), Instant::now());
+    fetcher
 }
 
 /// Fetches the sets due by then.
-async fn read(keeper: &mut Keeper, after: Duration) -> Option<Fetched> {
+async fn read(fetcher: &mut JwksFetcher, after: Duration) -> Option<FetchOutcome> {
     let now = Instant::now() + after;
-    keeper.begin_due(now, |_| true);
-    let read = keeper.under_way.join_next().await?.unwrap();
-    keeper.record_result(read.0, read.1, now).map(|update| update.fetched)
+    fetcher.begin_due(now, |_| true);
+    let read = fetcher.under_way.join_next().await?.unwrap();
+    fetcher.record_result(read.0, read.1, now).map(|update| update.fetched)
 }
 
-fn changed_keys(fetched: Option<Fetched>) -> String {
+fn changed_keys(fetched: Option<FetchOutcome>) -> String {
     match fetched {
-        Some(Fetched::Changed(set)) => set.to_string(),
+        Some(FetchOutcome::Changed(set)) => set.to_string(),
         other => panic!("{other:?}"),
     }
 }
 
-fn failure_cause(fetched: Option<Fetched>) -> String {
+fn failure_cause(fetched: Option<FetchOutcome>) -> String {
     match fetched {
-        Some(Fetched::Failed(why)) => why,
+        Some(FetchOutcome::Failed(reason)) => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -112,29 +112,29 @@ fn failure_cause(fetched: Option<Fetched>) -> String {
 #[tokio::test]
 async fn a_set_is_asked_for_again_by_its_tag_and_the_last_good_one_stays() {
     let issuer = Issuer::start(None).await;
-    let mut keeper = keeper_with_source(&issuer.key_source("http"));
+    let mut fetcher = keeper_with_source(&issuer.key_source("http"));
     issuer.set_response("200 OK", "etag: \"1\"\r\n", &key_set("one"));
-    assert!(changed_keys(read(&mut keeper, Duration::ZERO).await).contains("one"));
-    let question = issuer.last_question();
-    assert!(question.starts_with("GET /keys?a=b HTTP/1.1\r\n"), "{question}");
-    assert!(question.contains(&format!("host: localhost:{}\r\n", issuer.port)), "{question}");
-    assert!(!question.contains("if-none-match"), "{question}");
+    assert!(changed_keys(read(&mut fetcher, Duration::ZERO).await).contains("one"));
+    let query = issuer.last_question();
+    assert!(query.starts_with("GET /keys?a=b HTTP/1.1\r\n"), "{query}");
+    assert!(query.contains(&format!("host: localhost:{}\r\n", issuer.port)), "{query}");
+    assert!(!query.contains("if-none-match"), "{query}");
 
-    assert_eq!(read(&mut keeper, Duration::ZERO).await, None, "nothing is due yet");
+    assert_eq!(read(&mut fetcher, Duration::ZERO).await, None, "nothing is due yet");
     issuer.set_response("304 Not Modified", "", "");
-    assert_eq!(read(&mut keeper, MINUTE).await, Some(Fetched::Same));
+    assert_eq!(read(&mut fetcher, MINUTE).await, Some(FetchOutcome::Same));
     assert!(issuer.last_question().contains("if-none-match: \"1\"\r\n"));
     issuer.set_response("503 Service Unavailable", "", "");
     assert_eq!(
-        failure_cause(read(&mut keeper, 2 * MINUTE).await),
+        failure_cause(read(&mut fetcher, 2 * MINUTE).await),
         "returned 503 Service Unavailable"
     );
     // Retried soon.
     issuer.set_response("200 OK", "", &key_set("one"));
     let soon = 2 * MINUTE + Duration::from_secs(1);
-    assert_eq!(read(&mut keeper, soon).await, Some(Fetched::Same));
+    assert_eq!(read(&mut fetcher, soon).await, Some(FetchOutcome::Same));
     issuer.set_response("200 OK", "", &key_set("two"));
-    assert!(changed_keys(read(&mut keeper, 4 * MINUTE).await).contains("two"));
+    assert!(changed_keys(read(&mut fetcher, 4 * MINUTE).await).contains("two"));
     assert!(!issuer.last_question().contains("if-none-match"), "the last answer had no tag");
 }
 
@@ -156,21 +156,24 @@ async fn what_is_no_set_of_keys_is_reported_and_is_none() {
         ("200 OK", "content-encoding: gzip\r\n", "\u{1f}", "is not a JWK set"),
     ] {
         issuer.set_response(status, fields, body);
-        let why = failure_cause(
+        let reason = failure_cause(
             read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
         );
-        assert!(why.contains(expected), "{status} {fields}: {why}");
+        assert!(reason.contains(expected), "{status} {fields}: {reason}");
     }
     *issuer.answer.lock().unwrap() = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}".to_owned();
-    let why = failure_cause(
+    let reason = failure_cause(
         read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
     );
-    assert!(why.contains("before the end of its response") || why.contains("HTTP"), "{why}");
+    assert!(
+        reason.contains("before the end of its response") || reason.contains("HTTP"),
+        "{reason}"
+    );
     *issuer.answer.lock().unwrap() = "no HTTP at all\r\n\r\n".to_owned();
-    let why = failure_cause(
+    let reason = failure_cause(
         read(&mut keeper_with_source(&issuer.key_source("http")), Duration::ZERO).await,
     );
-    assert!(why.contains("did not respond with HTTP"), "{why}");
+    assert!(reason.contains("did not respond with HTTP"), "{reason}");
 }
 
 #[tokio::test]
@@ -191,35 +194,38 @@ async fn only_a_server_that_somebody_vouches_for_is_believed() {
     let other = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     for (vouches, is_believed) in [(&other.cert, false), (&made.cert, true)] {
         std::fs::write(&roots, vouches.pem()).unwrap();
-        let mut keeper = keeper_with_source(&issuer.key_source("https"));
-        keeper.roots = Some(roots.clone());
-        let fetched = read(&mut keeper, Duration::ZERO).await;
+        let mut fetcher = keeper_with_source(&issuer.key_source("https"));
+        fetcher.roots = Some(roots.clone());
+        let fetched = read(&mut fetcher, Duration::ZERO).await;
         match is_believed {
             true => assert!(changed_keys(fetched).contains("one")),
             false => assert!(failure_cause(fetched).starts_with("cannot be verified: ")),
         }
     }
-    let mut keeper = keeper_with_source(&issuer.key_source("https"));
-    keeper.roots = Some(directory.path().join("absent.pem"));
-    let why = failure_cause(read(&mut keeper, Duration::ZERO).await);
-    assert!(why.contains("cannot read the CA certificates") && why.contains("absent.pem"), "{why}");
+    let mut fetcher = keeper_with_source(&issuer.key_source("https"));
+    fetcher.roots = Some(directory.path().join("absent.pem"));
+    let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
+    assert!(
+        reason.contains("cannot read the CA certificates") && reason.contains("absent.pem"),
+        "{reason}"
+    );
 }
 
 #[tokio::test]
 async fn a_file_is_read_again_and_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keys.json");
-    let mut keeper = keeper_with_source(&KeySource::File(path.clone()));
+    let mut fetcher = keeper_with_source(&KeySource::File(path.clone()));
     let seconds = |count| LOOK_EVERY * count;
-    assert!(failure_cause(read(&mut keeper, seconds(0)).await).starts_with("cannot be read: "));
+    assert!(failure_cause(read(&mut fetcher, seconds(0)).await).starts_with("cannot be read: "));
     std::fs::write(&path, key_set("one")).unwrap();
-    assert!(changed_keys(read(&mut keeper, seconds(2)).await).contains("one"));
-    assert_eq!(read(&mut keeper, seconds(4)).await, Some(Fetched::Same));
+    assert!(changed_keys(read(&mut fetcher, seconds(2)).await).contains("one"));
+    assert_eq!(read(&mut fetcher, seconds(4)).await, Some(FetchOutcome::Same));
     std::fs::write(&path, " ".repeat(IssuerKeys::BYTES_MAX + 1)).unwrap();
-    assert_eq!(failure_cause(read(&mut keeper, seconds(6)).await), "has more than 65536 bytes");
+    assert_eq!(failure_cause(read(&mut fetcher, seconds(6)).await), "has more than 65536 bytes");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    assert_eq!(failure_cause(read(&mut keeper, seconds(8)).await), "is not a file");
+    assert_eq!(failure_cause(read(&mut fetcher, seconds(8)).await), "is not a file");
 }
 
 #[tokio::test]
@@ -229,18 +235,18 @@ async fn a_server_that_is_not_permitted_gets_no_connection() {
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]", "127.1"] {
         let url = format!("http://{host}:{}/keys", issuer.port);
         let source = KeySource::Server(KeyServer::parse(&url, MINUTE).unwrap());
-        let mut keeper = Keeper::new(None, KeyAccess::of_tenants(), 1);
-        keeper.set_sources(&BTreeSet::from([source]), Instant::now());
-        let why = failure_cause(read(&mut keeper, Duration::ZERO).await);
-        assert!(why.contains("--jwks-allow"), "{host}: {why}");
+        let mut fetcher = JwksFetcher::new(None, KeyAccess::of_tenants(), 1);
+        fetcher.set_sources(&BTreeSet::from([source]), Instant::now());
+        let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
+        assert!(reason.contains("--jwks-allow"), "{host}: {reason}");
     }
     assert!(issuer.asked.lock().unwrap().is_empty());
     // The operator permits the address.
     let access =
         KeyAccess { servers: "127.0.0.0/8,::1".parse().unwrap(), ..KeyAccess::of_tenants() };
-    let mut keeper = Keeper::new(None, access, 1);
-    keeper.set_sources(&BTreeSet::from([issuer.key_source("http")]), Instant::now());
-    assert!(changed_keys(read(&mut keeper, Duration::ZERO).await).contains("one"));
+    let mut fetcher = JwksFetcher::new(None, access, 1);
+    fetcher.set_sources(&BTreeSet::from([issuer.key_source("http")]), Instant::now());
+    assert!(changed_keys(read(&mut fetcher, Duration::ZERO).await).contains("one"));
 }
 
 #[tokio::test]
@@ -257,11 +263,11 @@ async fn a_file_that_is_not_permitted_is_not_looked_at() {
         (PermittedFiles::Below(keys.clone()), other, false),
         (PermittedFiles::Below(keys.clone()), directory.path().join("absent.json"), false),
     ] {
-        let mut keeper = Keeper::new(None, KeyAccess { files, ..KeyAccess::of_tenants() }, 1);
-        keeper.set_sources(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
-        match read(&mut keeper, Duration::ZERO).await {
-            Some(Fetched::Failed(why)) if !is_read => {
-                assert!(why.contains("--jwks-files"), "{}: {why}", path.display());
+        let mut fetcher = JwksFetcher::new(None, KeyAccess { files, ..KeyAccess::of_tenants() }, 1);
+        fetcher.set_sources(&BTreeSet::from([KeySource::File(path.clone())]), Instant::now());
+        match read(&mut fetcher, Duration::ZERO).await {
+            Some(FetchOutcome::Failed(reason)) if !is_read => {
+                assert!(reason.contains("--jwks-files"), "{}: {reason}", path.display());
             }
             other => assert!(is_read, "{}: {other:?}", path.display()),
         }
@@ -273,26 +279,26 @@ async fn what_nobody_wants_any_more_is_dropped() {
     let issuer = Issuer::start(None).await;
     issuer.set_response("200 OK", "", &key_set("one"));
     let source = issuer.key_source("http");
-    let mut keeper = keeper_with_source(&source);
-    keeper.begin_due(Instant::now(), |_| true);
-    let dropped = keeper.set_sources(&BTreeSet::new(), Instant::now());
-    assert_eq!(dropped, [KeyUpdate { source: source.clone(), fetched: Fetched::Dropped }]);
+    let mut fetcher = keeper_with_source(&source);
+    fetcher.begin_due(Instant::now(), |_| true);
+    let dropped = fetcher.set_sources(&BTreeSet::new(), Instant::now());
+    assert_eq!(dropped, [KeyUpdate { source: source.clone(), fetched: FetchOutcome::Dropped }]);
     // The fetch in progress is aborted.
-    let ended = keeper.under_way.join_next().await.unwrap();
+    let ended = fetcher.under_way.join_next().await.unwrap();
     assert!(ended.unwrap_err().is_cancelled());
-    assert_eq!(read(&mut keeper, Duration::ZERO).await, None);
-    keeper.set_sources(&BTreeSet::from([source]), Instant::now());
-    changed_keys(read(&mut keeper, Duration::ZERO).await);
+    assert_eq!(read(&mut fetcher, Duration::ZERO).await, None);
+    fetcher.set_sources(&BTreeSet::from([source]), Instant::now());
+    changed_keys(read(&mut fetcher, Duration::ZERO).await);
 }
 
 #[tokio::test]
 async fn a_server_has_to_say_what_has_not_changed() {
     let issuer = Issuer::start(None).await;
     issuer.set_response("304 Not Modified", "", "");
-    let mut keeper = keeper_with_source(&issuer.key_source("http"));
-    let why = failure_cause(read(&mut keeper, Duration::ZERO).await);
-    assert!(why.contains("no keys were fetched before"), "{why}");
-    assert!(keeper.known.values().all(|known| known.tag.is_none() && known.failures == 1));
+    let mut fetcher = keeper_with_source(&issuer.key_source("http"));
+    let reason = failure_cause(read(&mut fetcher, Duration::ZERO).await);
+    assert!(reason.contains("no keys were fetched before"), "{reason}");
+    assert!(fetcher.known.values().all(|known| known.tag.is_none() && known.failures == 1));
 }
 
 #[tokio::test]
@@ -300,11 +306,11 @@ async fn what_has_been_due_the_longest_is_read_first() {
     let now = Instant::now();
     let file = |index: usize| KeySource::File(format!("/absent/{index:02}").into());
     let last = file(UNDER_WAY_MAX);
-    let mut keeper = Keeper::new(None, KeyAccess::of_operator(), 1);
-    keeper.set_sources(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
-    keeper.known.get_mut(&last).unwrap().due = Some(now);
-    keeper.begin_due(now + LOOK_EVERY, |_| true);
-    let waiting = keeper.known.iter().filter(|(_, known)| known.due.is_some());
+    let mut fetcher = JwksFetcher::new(None, KeyAccess::of_operator(), 1);
+    fetcher.set_sources(&(0..=UNDER_WAY_MAX).map(file).collect(), now + LOOK_EVERY);
+    fetcher.known.get_mut(&last).unwrap().due = Some(now);
+    fetcher.begin_due(now + LOOK_EVERY, |_| true);
+    let waiting = fetcher.known.iter().filter(|(_, known)| known.due.is_some());
     let waiting: Vec<&KeySource> = waiting.map(|(source, _)| source).collect();
     assert_eq!(waiting.len(), 1);
     assert_ne!(waiting, [&last]);
@@ -316,7 +322,7 @@ async fn a_start_waits_for_one_answer_of_each() {
     good.set_response("200 OK", "", &key_set("one"));
     bad.set_response("500 Internal Server Error", "", "");
     let wanted = BTreeSet::from([good.key_source("http"), bad.key_source("http")]);
-    let update = Keeper::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
+    let update = JwksFetcher::new(None, KeyAccess::of_operator(), 1).read_first(&wanted).await;
     let of = |issuer: &Issuer| {
         let source = issuer.key_source("http");
         let found = update.iter().find(|update| update.source == source);

@@ -10,7 +10,7 @@ use leno_model::{ServiceAccount, ServiceName, Workload, WorkloadName};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct AffectedSet {
     /// All proxies and services.
-    pub(crate) everybody: bool,
+    pub(crate) all_proxies: bool,
     /// Workloads with a changed proxy configuration, or added or removed.
     pub(crate) workloads: BTreeSet<WorkloadName>,
     /// Services with changed views, for all their clients.
@@ -27,7 +27,7 @@ impl AffectedSet {
     }
 
     pub(crate) fn merge(&mut self, other: Self) {
-        self.everybody |= other.everybody;
+        self.all_proxies |= other.all_proxies;
         self.workloads.extend(other.workloads);
         self.services.extend(other.services);
         self.accounts.extend(other.accounts);

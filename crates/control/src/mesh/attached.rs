@@ -9,7 +9,7 @@ use leno_model::{
 use super::index::Index;
 
 /// An object that attaches to services and refers to backends.
-pub(crate) trait Route: PartialEq {
+pub(crate) trait AttachedRoute: PartialEq {
     /// Returns its namespace.
     fn namespace(&self) -> &Name;
 
@@ -25,7 +25,7 @@ pub(crate) trait Route: PartialEq {
     }
 }
 
-impl Route for HttpRoute {
+impl AttachedRoute for HttpRoute {
     fn namespace(&self) -> &Name {
         &self.name.namespace
     }
@@ -45,7 +45,7 @@ impl Route for HttpRoute {
     }
 }
 
-impl Route for TlsRoute {
+impl AttachedRoute for TlsRoute {
     fn namespace(&self) -> &Name {
         &self.rule.route.namespace
     }
@@ -63,7 +63,7 @@ impl Route for TlsRoute {
     }
 }
 
-impl Route for GatewayTcpRoute {
+impl AttachedRoute for GatewayTcpRoute {
     fn namespace(&self) -> &Name {
         &self.rule.route.namespace
     }
@@ -81,7 +81,7 @@ impl Route for GatewayTcpRoute {
     }
 }
 
-impl Route for TrafficSplit {
+impl AttachedRoute for TrafficSplit {
     fn namespace(&self) -> &Name {
         &self.name.namespace
     }
@@ -97,19 +97,19 @@ impl Route for TrafficSplit {
 
 /// Routes of one type, by their key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Attached<K, R> {
+pub(crate) struct RouteAttachments<K, R> {
     routes: BTreeMap<K, R>,
     by_parent: Index<ServiceName, K>,
     by_backend: Index<ServiceName, K>,
 }
 
-impl<K, R> Default for Attached<K, R> {
+impl<K, R> Default for RouteAttachments<K, R> {
     fn default() -> Self {
         Self { routes: BTreeMap::new(), by_parent: Index::default(), by_backend: Index::default() }
     }
 }
 
-impl<K: Ord + Clone, R: Route> Attached<K, R> {
+impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
     /// Returns all routes.
     pub(crate) fn all_routes(&self) -> impl ExactSizeIterator<Item = &R> {
         self.routes.values()

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    AttachedRoutes, Destinations, Guard, IssuerKeys, KeySource, Name, ObjectKey, PolicyScope,
-    PolicySide, PortGuard, PortLimits, RequestNeed, RouteKind, RouteName, RuleKind, ServiceName,
-    ServicePolicy, ServicePolicyName, Standing, Surroundings, TrafficPolicy, WorkloadName,
+    AttachedRoutes, ConflictStatus, Destinations, IssuerKeys, KeySource, Name, ObjectKey,
+    PolicyContext, PolicyScope, PolicySide, PortCheck, PortLimits, RequestCheck, RequestNeed,
+    RouteKind, RouteName, RuleKind, ServiceName, ServicePolicy, ServicePolicyName, TrafficPolicy,
+    WorkloadName,
 };
 
 use super::{AffectedSet, Index, Mesh};
@@ -154,10 +155,10 @@ impl Mesh {
     }
 
     /// Returns the external checks that policies require for requests to a service port.
-    pub(crate) fn port_checks(&self, service: &ServiceName, port: u16) -> Vec<PortGuard> {
-        let mut guards = PortGuard::for_port(self.policies.for_service(service), service, port);
+    pub(crate) fn port_checks(&self, service: &ServiceName, port: u16) -> Vec<PortCheck> {
+        let mut guards = PortCheck::for_port(self.policies.for_service(service), service, port);
         for guard in &mut guards {
-            if let Guard::Tokens(rule) = &mut guard.guard {
+            if let RequestCheck::Tokens(rule) = &mut guard.check {
                 let issuers = rule.issuers.iter_mut();
                 issuers.for_each(|issuer| issuer.keys = self.keys_as_read(&issuer.keys));
             }
@@ -192,12 +193,12 @@ impl Mesh {
     }
 
     /// Returns the conflict status of a policy.
-    pub(crate) fn conflict_status(&self, policy: &ServicePolicy) -> Standing {
+    pub(crate) fn conflict_status(&self, policy: &ServicePolicy) -> ConflictStatus {
         let about = self.affected_services(policy);
         let there = about.iter().filter_map(|name| self.services.get(name));
         let ports = there
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
-        Standing::for_policy(policy, ports, &self)
+        ConflictStatus::for_policy(policy, ports, &self)
     }
 
     /// Sets the keys of an endpoint, or removes them if it is no longer in use.
@@ -261,7 +262,7 @@ impl Mesh {
     }
 }
 
-impl<'a> Surroundings<'a> for &'a Mesh {
+impl<'a> PolicyContext<'a> for &'a Mesh {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
         self.policies.for_service(service).collect()
     }

@@ -22,14 +22,14 @@ impl Mesh {
 
     /// Sets the revocations by `leno revoke`, in addition to those of the config.
     pub(crate) fn set_revocations(&mut self, recorded: BTreeSet<RevokedWorkload>) -> AffectedSet {
-        let everybody = self.recorded != recorded;
+        let all_proxies = self.recorded != recorded;
         self.recorded = recorded;
         self.collect_revocations();
-        AffectedSet { everybody, ..AffectedSet::default() }
+        AffectedSet { all_proxies, ..AffectedSet::default() }
     }
 
     pub(super) fn set_config(&mut self, config: MeshConfig, affected_set: &mut AffectedSet) {
-        affected_set.everybody |= self.config != config;
+        affected_set.all_proxies |= self.config != config;
         self.config = config;
         self.collect_revocations();
     }

@@ -9,15 +9,15 @@ use super::{AffectedSet, Listeners, Mesh};
 /// Recently changed workloads. They are ignored by comparisons: meshes with the same objects are equal,
 /// whatever their history.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Changed(BTreeSet<WorkloadName>);
+pub(super) struct ChangedWorkloads(BTreeSet<WorkloadName>);
 
-impl PartialEq for Changed {
+impl PartialEq for ChangedWorkloads {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Changed {}
+impl Eq for ChangedWorkloads {}
 
 impl Mesh {
     /// Returns the mTLS addresses of a workload's sidecar; `None` without a sidecar.

@@ -13,26 +13,26 @@ use super::index::Index;
 
 /// All objects with tag rules, and their indexes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Tags {
+pub(crate) struct TagObjects {
     routes: BTreeMap<TagRouteName, TagRoute>,
     sermant: BTreeMap<TagRouteName, SermantRouteRule>,
     lanes: BTreeMap<TagRouteName, Lane>,
-    routes_by_scope: Index<Scope, TagRouteName>,
-    sermant_by_scope: Index<Scope, TagRouteName>,
+    routes_by_scope: Index<RuleScope, TagRouteName>,
+    sermant_by_scope: Index<RuleScope, TagRouteName>,
     lanes_by_service: Index<ServiceName, TagRouteName>,
-    asked: Asked,
+    asked: MatchedAttributes,
 }
 
 /// The caller attributes that rules match, with the number of objects that use each.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Asked {
+pub(crate) struct MatchedAttributes {
     objects: usize,
     tags: BTreeMap<String, usize>,
 }
 
 /// The scope of rules, for all ports.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Scope {
+pub(crate) enum RuleScope {
     Service(ServiceName),
     Namespace(Name),
     Mesh,
@@ -40,16 +40,16 @@ pub(crate) enum Scope {
 
 /// The parts of the configuration that a change of an object affects.
 #[derive(Debug, Default)]
-pub(crate) struct Affected {
+pub(crate) struct AffectedByTags {
     /// Scopes with changed rules.
-    pub(crate) scopes: BTreeSet<Scope>,
+    pub(crate) scopes: BTreeSet<RuleScope>,
     /// Services with changed marks at their ports.
     pub(crate) entry_services: BTreeSet<ServiceName>,
     /// True if the caller attributes in proxy configurations may change.
     pub(crate) callers: bool,
 }
 
-impl Asked {
+impl MatchedAttributes {
     /// True if any rule matches caller attributes.
     pub(crate) fn is_anything(&self) -> bool {
         self.objects > 0
@@ -60,7 +60,7 @@ impl Asked {
         self.tags.contains_key(label)
     }
 
-    fn count_rules(&mut self, rules: &TagRules, step: Step) {
+    fn count_rules(&mut self, rules: &TagRules, step: CountChange) {
         let (tags, asks) = rules.caller_tags();
         if asks {
             step.apply(&mut self.objects);
@@ -80,12 +80,12 @@ impl Asked {
 }
 
 #[derive(Clone, Copy)]
-enum Step {
+enum CountChange {
     Up,
     Down,
 }
 
-impl Step {
+impl CountChange {
     fn apply(self, count: &mut usize) {
         *count = match self {
             Self::Up => count.saturating_add(1),
@@ -95,14 +95,14 @@ impl Step {
 }
 
 /// Queries.
-impl Tags {
+impl TagObjects {
     /// Returns the rules for a port of a service. Rules by request and rules by caller are selected separately:
     /// each from the most specific scope that has some, and a `TagRoute` before a `SermantRouteRule`.
     pub(crate) fn rules_for(&self, service: &ServiceName, port: u16) -> Option<Arc<TagRules>> {
         let scopes = [
-            Scope::Service(service.clone()),
-            Scope::Namespace(service.namespace.clone()),
-            Scope::Mesh,
+            RuleScope::Service(service.clone()),
+            RuleScope::Namespace(service.namespace.clone()),
+            RuleScope::Mesh,
         ];
         let found = TagRules::most_specific(scopes.iter().flat_map(|scope| {
             let published = self.published_rules(scope).map(|(_, rules)| rules.rules.clone());
@@ -113,9 +113,9 @@ impl Tags {
 
     /// True for rules for a service, its namespace, or the mesh.
     pub(crate) fn is_about(&self, object: &ObjectKey, service: &ServiceName) -> bool {
-        let namespace = Scope::Namespace(service.namespace.clone());
-        let scopes = [Scope::Service(service.clone()), namespace, Scope::Mesh];
-        let is_in = |index: &Index<Scope, TagRouteName>, name: &TagRouteName| {
+        let namespace = RuleScope::Namespace(service.namespace.clone());
+        let scopes = [RuleScope::Service(service.clone()), namespace, RuleScope::Mesh];
+        let is_in = |index: &Index<RuleScope, TagRouteName>, name: &TagRouteName| {
             scopes.iter().any(|scope| index.values_for(scope).any(|it| it == name))
         };
         match object {
@@ -132,7 +132,7 @@ impl Tags {
         let mut lanes: Vec<&Lane> = names.filter_map(|name| self.lanes.get(name)).collect();
         lanes.sort_by_key(|lane| lane.precedence());
         let native = lanes.into_iter().flat_map(|lane| &lane.rules);
-        let published = self.published_rules(&Scope::Service(service.clone()));
+        let published = self.published_rules(&RuleScope::Service(service.clone()));
         let published = published.into_iter().flat_map(|(_, rules)| &rules.lanes);
         let mut rules: Vec<LaneRule> = native.chain(published).cloned().collect();
         rules.sort_by_key(|rule| Reverse(rule.precedence));
@@ -140,7 +140,7 @@ impl Tags {
     }
 
     /// Returns the caller attributes that rules match.
-    pub(crate) fn matched_attributes(&self) -> &Asked {
+    pub(crate) fn matched_attributes(&self) -> &MatchedAttributes {
         &self.asked
     }
 
@@ -178,7 +178,7 @@ impl Tags {
     }
 
     /// Returns the rules of all `TagRoute`s of a scope.
-    fn native_rules(&self, scope: &Scope, port: u16) -> TagRules {
+    fn native_rules(&self, scope: &RuleScope, port: u16) -> TagRules {
         let names = self.routes_by_scope.values_for(scope);
         let routes = names.filter_map(|name| self.routes.get(name));
         let routes = routes.filter(|route| match &route.scope {
@@ -190,7 +190,7 @@ impl Tags {
 
     /// Returns the single value of a Sermant configuration key: that of the oldest object, then the first by
     /// name.
-    fn published_rules(&self, scope: &Scope) -> Option<&(TagScope, SermantRules)> {
+    fn published_rules(&self, scope: &RuleScope) -> Option<&(TagScope, SermantRules)> {
         let names = self.sermant_by_scope.values_for(scope);
         let objects = names.filter_map(|name| self.sermant.get(name));
         let object = objects.min_by_key(|object| object.precedence())?;
@@ -199,9 +199,13 @@ impl Tags {
 }
 
 /// Changes.
-impl Tags {
-    pub(crate) fn set_route(&mut self, name: &TagRouteName, new: Option<TagRoute>) -> Affected {
-        let mut affected = Affected::default();
+impl TagObjects {
+    pub(crate) fn set_route(
+        &mut self,
+        name: &TagRouteName,
+        new: Option<TagRoute>,
+    ) -> AffectedByTags {
+        let mut affected = AffectedByTags::default();
         let old = self.routes.remove(name);
         if old == new {
             self.routes.extend(new.map(|new| (name.clone(), new)));
@@ -210,13 +214,13 @@ impl Tags {
         let before = self.asked.clone();
         if let Some(old) = old {
             let scope = scope_of(&old.scope);
-            self.asked.count_rules(&old.rules, Step::Down);
+            self.asked.count_rules(&old.rules, CountChange::Down);
             self.routes_by_scope.remove(&scope, name);
             affected.scopes.insert(scope);
         }
         if let Some(new) = new {
             let scope = scope_of(&new.scope);
-            self.asked.count_rules(&new.rules, Step::Up);
+            self.asked.count_rules(&new.rules, CountChange::Up);
             self.routes_by_scope.insert(&scope, name);
             affected.scopes.insert(scope);
             self.routes.insert(name.clone(), new);
@@ -229,35 +233,35 @@ impl Tags {
         &mut self,
         name: &TagRouteName,
         new: Option<SermantRouteRule>,
-    ) -> Affected {
-        let mut affected = Affected::default();
+    ) -> AffectedByTags {
+        let mut affected = AffectedByTags::default();
         let old = self.sermant.remove(name);
         let before = self.asked.clone();
         for (scope, rules) in old.iter().flat_map(|old| &old.entries) {
-            self.asked.count_rules(&rules.rules, Step::Down);
+            self.asked.count_rules(&rules.rules, CountChange::Down);
             self.sermant_by_scope.remove(&scope_of(scope), name);
             affected.scopes.insert(scope_of(scope));
         }
         for (scope, rules) in new.iter().flat_map(|new| &new.entries) {
-            self.asked.count_rules(&rules.rules, Step::Up);
+            self.asked.count_rules(&rules.rules, CountChange::Up);
             self.sermant_by_scope.insert(&scope_of(scope), name);
             affected.scopes.insert(scope_of(scope));
         }
         if old == new {
-            affected = Affected::default();
+            affected = AffectedByTags::default();
         }
         self.sermant.extend(new.map(|new| (name.clone(), new)));
         let entry_services = affected.scopes.iter().filter_map(|scope| match scope {
-            Scope::Service(service) => Some(service.clone()),
-            Scope::Namespace(_) | Scope::Mesh => None,
+            RuleScope::Service(service) => Some(service.clone()),
+            RuleScope::Namespace(_) | RuleScope::Mesh => None,
         });
         affected.entry_services = entry_services.collect();
         affected.callers = before.matched_labels() != self.asked.matched_labels();
         affected
     }
 
-    pub(crate) fn set_lane(&mut self, name: &TagRouteName, new: Option<Lane>) -> Affected {
-        let mut affected = Affected::default();
+    pub(crate) fn set_lane(&mut self, name: &TagRouteName, new: Option<Lane>) -> AffectedByTags {
+        let mut affected = AffectedByTags::default();
         let old = self.lanes.remove(name);
         let differs = old != new;
         if let Some(old) = old {
@@ -271,15 +275,15 @@ impl Tags {
         }
         match differs {
             true => affected,
-            false => Affected::default(),
+            false => AffectedByTags::default(),
         }
     }
 }
 
-fn scope_of(scope: &TagScope) -> Scope {
+fn scope_of(scope: &TagScope) -> RuleScope {
     match scope {
-        TagScope::Service(service, _) => Scope::Service(service.clone()),
-        TagScope::Namespace(namespace) => Scope::Namespace(namespace.clone()),
-        TagScope::Mesh => Scope::Mesh,
+        TagScope::Service(service, _) => RuleScope::Service(service.clone()),
+        TagScope::Namespace(namespace) => RuleScope::Namespace(namespace.clone()),
+        TagScope::Mesh => RuleScope::Mesh,
     }
 }

@@ -182,8 +182,8 @@ fn the_mode_touches_everybody_and_going_back_restores_everything() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let before = mesh.clone();
     let strict = Object::MeshConfig(mesh.config().clone());
-    assert!(mesh.apply(Change::Remove(ObjectKey::MeshConfig)).everybody);
-    assert!(mesh.apply(Change::Upsert(strict)).everybody);
+    assert!(mesh.apply(Change::Remove(ObjectKey::MeshConfig)).all_proxies);
+    assert!(mesh.apply(Change::Upsert(strict)).all_proxies);
     assert_eq!(mesh, before);
 }
 
@@ -194,14 +194,14 @@ fn a_strict_workload_in_a_permissive_mesh_touches_everybody_as_it_comes_and_goes
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     let permissive = details.clone();
     details.admission.default_policy = Some(DefaultPolicy::Deny);
-    assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).everybody);
+    assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).all_proxies);
     assert!(mesh.has_strict());
     details.admission.default_policy = Some(DefaultPolicy::DryRun);
-    assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).everybody);
+    assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).all_proxies);
     assert!(!mesh.has_strict() && mesh.has_policed());
     let affected_set = mesh.apply(Change::Upsert(Object::Workload(permissive)));
     assert!(
-        !affected_set.everybody && affected_set.workloads.contains(&details.name),
+        !affected_set.all_proxies && affected_set.workloads.contains(&details.name),
         "{affected_set:?}"
     );
     assert!(!mesh.has_policed());
@@ -266,7 +266,8 @@ fn a_workload_that_changes_its_account_has_no_sidecar_until_one_comes_as_that() 
 fn requests_wait_for_the_sidecar_of_a_workload_that_changed() {
     let awaited = |mesh: &Mesh| {
         let found = mesh.service(&service_name("reviews-v1")).unwrap();
-        let view = crate::compile::compile_service(mesh, &crate::compile::Viewer::Anybody, found);
+        let view =
+            crate::compile::compile_service(mesh, &crate::compile::ClientClass::AllClients, found);
         let port = view.ports.values().next().unwrap();
         (port.endpoints.len(), view.awaited)
     };

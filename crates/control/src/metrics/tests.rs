@@ -18,12 +18,12 @@ use crate::certify::{AUTHORITY_DIRECTORY, Certifier, open_proofs};
 use crate::config::Times;
 use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 use crate::history;
-use crate::keys::{Fetched, JwksFetches, KeyUpdate};
+use crate::keys::{FetchOutcome, JwksFetches, KeyUpdate};
 use crate::mesh::Mesh;
 use crate::owner::Queues;
 use crate::peers::Peers;
-use crate::presence::{Presence, Start};
-use crate::publish::{ConnectedProxies, Sent, Tally};
+use crate::presence::{Presence, StartupGrace};
+use crate::publish::{ConnectedProxies, PublishCounters, SentPush};
 use crate::watch::Diagnostics;
 
 /// A control plane with a value for every metric.
@@ -32,7 +32,7 @@ struct Busy {
     connected: ConnectedProxies,
     presence: Presence,
     applications: Applications,
-    start: Start,
+    start: StartupGrace,
     certifier: Certifier,
     diagnostics: Diagnostics,
     keys: JwksFetches,
@@ -55,7 +55,9 @@ impl Busy {
         (certifier.issued, certifier.rejected) = (6, 7);
         let mut keys = JwksFetches::default();
         let source = KeySource::File("/keys.json".into());
-        for fetched in [Fetched::Same, Fetched::Same, Fetched::Failed("gone".to_owned())] {
+        for fetched in
+            [FetchOutcome::Same, FetchOutcome::Same, FetchOutcome::Failed("gone".to_owned())]
+        {
             keys.record_result(&KeyUpdate { source: source.clone(), fetched });
         }
         let gauges = Gauges::default();
@@ -67,7 +69,7 @@ impl Busy {
             mesh,
             connected: connected_proxies(times, now),
             presence: Presence::default(),
-            start: Start::new(now, times.settle),
+            start: StartupGrace::new(now, times.settle),
             certifier,
             diagnostics: Diagnostics::default(),
             keys,
@@ -90,7 +92,7 @@ impl Busy {
             keys: &self.keys,
             peers: &self.peers,
             queues: Queues { updates: 1, events: 2, queries: 3 },
-            history: history::Tally { reports: 11, dropped: 12 },
+            history: history::ReportCounters { reports: 11, dropped: 12 },
             page: None,
             live: None,
             applications: &self.applications,
@@ -101,7 +103,7 @@ impl Busy {
         }
     }
 
-    fn render_page(&self, form: Form, names: Option<Names>) -> String {
+    fn render_page(&self, form: ExpositionFormat, names: Option<AliasNames>) -> String {
         let page = render_metrics(&self.report(), &self.gauges, form, names);
         page.replace(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION")), "version=\"0\"")
     }
@@ -110,7 +112,7 @@ impl Busy {
 /// No proxy is connected any more, but two changes have been applied and one has not.
 fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     let mut connected = ConnectedProxies::new(times, ChangeId(1));
-    connected.tally = Tally {
+    connected.tally = PublishCounters {
         changes: 1,
         compiled: 2,
         pushes: 3,
@@ -122,7 +124,7 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
-        let sent = Sent { at: now, concerned: 1, recipients: 1, waiting };
+        let sent = SentPush { at: now, affected_proxies: 1, recipients: 1, waiting };
         connected.pushes.begin_push(ChangeId(change), vec![now], sent);
         if let Some(ms) = ms {
             connected.pushes.settle_connection(connection, 1, now + Duration::from_millis(ms));
@@ -134,15 +136,18 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
 #[tokio::test]
 async fn the_page_is_as_the_formats_demand() {
     let busy = Busy::new();
-    expect_file!["page.txt"].assert_eq(&busy.render_page(Form::Prometheus, None));
-    expect_file!["page.openmetrics.txt"].assert_eq(&busy.render_page(Form::OpenMetrics, None));
-    expect_file!["page.osm.txt"].assert_eq(&busy.render_page(Form::Prometheus, Some(Names::Osm)));
-    expect_file!["page.fsm.txt"].assert_eq(&busy.render_page(Form::Prometheus, Some(Names::Fsm)));
+    expect_file!["page.txt"].assert_eq(&busy.render_page(ExpositionFormat::Prometheus, None));
+    expect_file!["page.openmetrics.txt"]
+        .assert_eq(&busy.render_page(ExpositionFormat::OpenMetrics, None));
+    expect_file!["page.osm.txt"]
+        .assert_eq(&busy.render_page(ExpositionFormat::Prometheus, Some(AliasNames::Osm)));
+    expect_file!["page.fsm.txt"]
+        .assert_eq(&busy.render_page(ExpositionFormat::Prometheus, Some(AliasNames::Fsm)));
 }
 
 #[tokio::test]
 async fn every_alias_has_a_number() {
-    let page = Busy::new().render_page(Form::Prometheus, Some(Names::Osm));
+    let page = Busy::new().render_page(ExpositionFormat::Prometheus, Some(AliasNames::Osm));
     for alias in ALIASES {
         let begins = format!("osm_{}", alias.name);
         let ends = |rest: &str| rest.starts_with([' ', '{', '_']);

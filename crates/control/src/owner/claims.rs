@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
-use leno_discovery::{CertificateAnswer, ConnectionId};
-use leno_identity::Peer;
+use leno_discovery::{CertificateReply, ConnectionId};
+use leno_identity::VerifiedPeer;
 use leno_model::{MeshConfig, WorkloadName};
 use tokio::time::Instant;
 
-use super::{Now, Owner};
-use crate::authority::Revoked;
-use crate::certify::{CertifyError, ClaimError, Held, Occasion, Signed, verify_claim};
-use crate::publish::{Cause, ConnectedProxy};
+use super::{EventTime, Owner};
+use crate::authority::RevokedWorkloads;
+use crate::certify::{
+    CertifyError, ClaimError, PreviousCertificate, SignedCertificate, SigningReason, verify_claim,
+};
+use crate::publish::{ChangeCause, ConnectedProxy};
 
 /// The rejection of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +29,7 @@ impl From<String> for Rejection {
 }
 
 impl Owner {
-    pub(super) fn apply_revocations(&mut self, revoked: Revoked, now: Now) {
+    pub(super) fn apply_revocations(&mut self, revoked: RevokedWorkloads, now: EventTime) {
         let affected_set = self.mesh.set_revocations(revoked);
         if affected_set.is_empty() {
             return;
@@ -36,7 +38,7 @@ impl Owner {
         self.connected.record_change(
             &affected_set,
             &self.mesh,
-            Cause::Revoked,
+            ChangeCause::Revoked,
             now.clock,
             now.clock,
         );
@@ -46,7 +48,7 @@ impl Owner {
     }
 
     /// Checks the proxy of a changed or removed workload: its identity may no longer be valid.
-    pub(super) fn check_claim(&mut self, name: &WorkloadName, now: Now) {
+    pub(super) fn check_claim(&mut self, name: &WorkloadName, now: EventTime) {
         if self.mesh.workload(name).is_none() {
             self.presence.remove_workload(name);
             self.certifier.forget_workload(name);
@@ -66,7 +68,7 @@ impl Owner {
 
     pub(super) fn verify_claim(
         &self,
-        peer: &Peer,
+        peer: &VerifiedPeer,
         workload: &WorkloadName,
     ) -> Result<(), Rejection> {
         let MeshConfig { trust_domain, revoked, .. } = self.mesh.config();
@@ -144,43 +146,49 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         csr: Vec<u8>,
-        answer: CertificateAnswer,
-        now: Now,
+        response: CertificateReply,
+        now: EventTime,
     ) {
         let proxy = self.connected.proxy_mut(connection);
-        let proxy = proxy.map(|it| (it.workload.clone(), Held::from_peer(&it.peer)));
+        let proxy = proxy.map(|it| (it.workload.clone(), PreviousCertificate::from_peer(&it.peer)));
         let Some((name, held)) = proxy else {
             return;
         };
         match self.mesh.workload(&name) {
             Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
                 let error = CertifyError::Revoked(workload.account.clone());
-                self.certifier.reject_request(answer, error);
+                self.certifier.reject_request(response, error);
             }
             Some(workload) if self.mesh.is_revoked(workload) => {
                 let error = CertifyError::RevokedWorkload(workload.name.clone());
-                self.certifier.reject_request(answer, error);
+                self.certifier.reject_request(response, error);
             }
             Some(workload) => {
-                self.certifier.renew_certificate(connection, workload, held, csr, answer, now.wall);
+                self.certifier
+                    .renew_certificate(connection, workload, held, csr, response, now.wall);
             }
-            None => self.certifier.reject_request(answer, CertifyError::UnknownWorkload(name)),
+            None => self.certifier.reject_request(response, CertifyError::UnknownWorkload(name)),
         }
     }
 
     /// Extends the stream of a proxy to the lifetime of the certificate that it got over this stream.
-    pub(super) fn handle_signed(&mut self, signed: &Signed, occasion: Occasion, now: Now) {
+    pub(super) fn handle_signed(
+        &mut self,
+        signed: &SignedCertificate,
+        occasion: SigningReason,
+        now: EventTime,
+    ) {
         let key = format!("{} {}", signed.id, signed.workload);
         if let Some(line) = self.logs.permit_line(key, now.clock.into_std()) {
             let suppressed = line.suppressed;
             tracing::info!(workload = %signed.workload, id = %signed.id, suppressed, "signed a certificate");
         }
-        if occasion == Occasion::Join {
+        if occasion == SigningReason::Join {
             self.replaced.remove_workload(&signed.workload);
             // A stream of an earlier registration ends.
             self.check_claim(&signed.workload, now);
         }
-        if let Occasion::Renewal(connection) = occasion
+        if let SigningReason::Renewal(connection) = occasion
             && let Some(proxy) = self.connected.proxy_mut(connection)
         {
             proxy.expires = signed.not_after;

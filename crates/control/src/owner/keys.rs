@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Now, Owner};
-use crate::keys::{Fetched, KeyUpdate};
-use crate::publish::Cause;
+use super::{EventTime, Owner};
+use crate::keys::{FetchOutcome, KeyUpdate};
+use crate::publish::ChangeCause;
 
 impl Owner {
     /// Publishes the JWKS endpoints in use.
@@ -19,22 +19,24 @@ impl Owner {
         });
     }
 
-    pub(super) fn keys_read(&mut self, update: KeyUpdate, now: Now) {
+    pub(super) fn keys_read(&mut self, update: KeyUpdate, now: EventTime) {
         self.keys.record_result(&update);
         let KeyUpdate { source, fetched } = update;
         let set = match fetched {
-            Fetched::Changed(set) => Some(set),
+            FetchOutcome::Changed(set) => Some(set),
             // The endpoint is in use again: its keys stay valid until the next fetch.
-            Fetched::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => return,
-            Fetched::Dropped => None,
-            Fetched::Same | Fetched::Failed(_) => return,
+            FetchOutcome::Dropped if self.mesh.key_sources().any(|wanted| *wanted == source) => {
+                return;
+            }
+            FetchOutcome::Dropped => None,
+            FetchOutcome::Same | FetchOutcome::Failed(_) => return,
         };
         let affected_set = self.mesh.set_keys(&source, set);
         if !affected_set.is_empty() {
             self.connected.record_change(
                 &affected_set,
                 &self.mesh,
-                Cause::Keys(source),
+                ChangeCause::Keys(source),
                 now.clock,
                 now.clock,
             );

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use leno_discovery::{ConnectionId, Registered, Registration};
+use leno_discovery::{ConnectionId, RegisteredSidecars, Registration};
 use leno_model::WorkloadName;
 
-use super::{Now, Owner, in_order};
+use super::{EventTime, Owner, in_order};
 
 impl Owner {
     /// Processes another control plane's report of sidecars that connected there or disconnected.
     pub(super) fn other_replicas(
         &mut self,
         peer: ConnectionId,
-        here: Registered,
+        here: RegisteredSidecars,
         gone: &[WorkloadName],
-        now: Now,
+        now: EventTime,
     ) {
         self.peers.add_peer(peer);
         for (workload, registration) in here {
@@ -40,7 +40,7 @@ impl Owner {
     }
 
     /// Applies another control plane's report for a workload without a stream here.
-    pub(super) fn apply_registration(&mut self, workload: &WorkloadName, now: Now) {
+    pub(super) fn apply_registration(&mut self, workload: &WorkloadName, now: EventTime) {
         let Some((peer, Registration { listeners, .. })) = self.peers.newest_registration(workload)
         else {
             return;
@@ -58,7 +58,7 @@ impl Owner {
         &mut self,
         workload: &WorkloadName,
         former: ConnectionId,
-        now: Now,
+        now: EventTime,
     ) {
         if self.connected.of_workload(workload).is_some() {
             return;
@@ -88,7 +88,7 @@ impl Owner {
             let registration = Registration { listeners, session: proxy.session };
             Some((proxy.workload.clone(), registration))
         });
-        let here: Registered = here.collect();
+        let here: RegisteredSidecars = here.collect();
         self.sent.here.send_if_modified(|last| {
             let has_changed = **last != here;
             if has_changed {

@@ -2,10 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{Connected, ConnectionId, InboundListener, Refusal};
+use leno_discovery::{Connected, ConnectionId, InboundListener, ResourceRejection};
 
-use super::{Answered, Now, Owner, in_order, subscriptions};
-use crate::certify::Signed;
+use super::{EventHandling, EventTime, Owner, in_order, subscriptions};
+use crate::certify::SignedCertificate;
 use crate::publish::ConnectedProxy;
 use crate::server::peer_identity;
 
@@ -13,8 +13,8 @@ impl Owner {
     pub(super) fn record_rejections(
         &mut self,
         connection: ConnectionId,
-        refusals: Vec<Refusal>,
-        now: Now,
+        refusals: Vec<ResourceRejection>,
+        now: EventTime,
     ) {
         self.connected.tally.rejected += 1;
         self.connected.pushes.record_nack(connection);
@@ -29,14 +29,18 @@ impl Owner {
         proxy.record_rejections(refusals);
     }
 
-    pub(super) fn handle_connected(&mut self, connected: Connected, now: Now) -> Answered {
+    pub(super) fn handle_connected(
+        &mut self,
+        connected: Connected,
+        now: EventTime,
+    ) -> EventHandling {
         let connection = connected.connection;
         let workload = connected.hello.workload.clone();
         let wanted = subscriptions::initial_subscriptions(&connected.hello);
         let listeners = in_order(&connected.hello.listeners);
-        let Some((peer, ends)) = self.pending_connections.peer(connection) else {
+        let Some((peer, connection_addresses)) = self.pending_connections.peer(connection) else {
             tracing::debug!(%workload, %connection, "the connection has already ended");
-            return Answered::AtOnce;
+            return EventHandling::Handled;
         };
         let line = self.logs.permit_line(peer_identity(&peer), now.clock.into_std());
         let suppressed = line.and_then(|line| line.suppressed);
@@ -46,7 +50,8 @@ impl Owner {
         let claim = self.verify_claim(&peer, &workload);
         let mut proxy = ConnectedProxy::new(connected, peer.clone(), now.clock);
         proxy.session = proxy.session.min(session_max(now.wall));
-        let is_own = |page| ends.is_own_address(page, self.mesh.workload(&workload));
+        let is_own =
+            |page| connection_addresses.is_own_address(page, self.mesh.workload(&workload));
         if proxy.admin.is_some_and(|page| !is_own(page)) {
             proxy.reported_admin = proxy.admin.take();
         }
@@ -57,7 +62,7 @@ impl Owner {
                 tracing::warn!(%workload, %reason, suppressed, "proxy rejected");
             }
             proxy.end_connection(reason);
-            return Answered::AtOnce;
+            return EventHandling::Handled;
         }
         self.pending_connections.mark_authenticated(connection);
         self.replaced.remove_workload(&workload);
@@ -71,8 +76,14 @@ impl Owner {
             self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.ca_generation);
         let (issued, not_after) = (peer.issue_time(), peer.not_after);
         let (workload_of, id, instance) = (workload.clone(), peer.id, peer.instance);
-        let signed =
-            Signed { workload: workload_of, id, instance, issued, not_after, ca_generation };
+        let signed = SignedCertificate {
+            workload: workload_of,
+            id,
+            instance,
+            issued,
+            not_after,
+            ca_generation,
+        };
         self.certifier.record_certificate(signed);
         self.presence.mark_connected(&workload, connection);
         // A reconnected proxy without its ports yet withdraws nothing: the known addresses stay until it
@@ -93,7 +104,7 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         listeners: &[InboundListener],
-        now: Now,
+        now: EventTime,
     ) {
         let Some(proxy) = self.connected.proxy_mut(connection) else {
             return;
@@ -103,7 +114,7 @@ impl Owner {
         self.set_listeners(&workload, Some(in_order(listeners)), now);
     }
 
-    pub(super) fn handle_disconnect(&mut self, connection: ConnectionId, now: Now) {
+    pub(super) fn handle_disconnect(&mut self, connection: ConnectionId, now: EventTime) {
         let Some(proxy) = self.connected.remove_proxy(connection, now.clock) else {
             return;
         };
@@ -115,7 +126,12 @@ impl Owner {
         self.handle_stream_end(&proxy.workload, connection, now);
     }
 
-    pub(super) fn dismiss_proxy(&mut self, connection: ConnectionId, reason: String, now: Now) {
+    pub(super) fn dismiss_proxy(
+        &mut self,
+        connection: ConnectionId,
+        reason: String,
+        now: EventTime,
+    ) {
         if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {
             if let Some(line) =
                 self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())

@@ -7,7 +7,7 @@ use leno_model::{
 };
 
 use super::Owner;
-use crate::publish::Settling;
+use crate::publish::GracePeriod;
 
 impl Owner {
     /// Publishes the facts while there is a receiver.
@@ -33,7 +33,7 @@ impl Owner {
         for (_, proxy) in self.connected.proxies() {
             let conditions = proxy.report.conditions.iter();
             for (port, clients) in
-                conditions.filter_map(leno_discovery::Condition::rejected_clients)
+                conditions.filter_map(leno_discovery::ProxyCondition::rejected_clients)
             {
                 let Some(workload) = self.mesh.workload(&proxy.workload) else { continue };
                 found.extend(clients.into_iter().map(|client| RejectedClient {
@@ -52,7 +52,7 @@ impl Owner {
 
     /// A sidecar that has just lost its connection is not listed: it may be moving to another control plane.
     fn sidecar_connections(&self) -> Option<SidecarConnections> {
-        if self.start.grace_state() == Settling::Yes {
+        if self.start.grace_state() == GracePeriod::Yes {
             return None;
         }
         let is_connected = |name| {

@@ -2,20 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use leno_discovery::{ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX, Wanted, WantedChange};
+use leno_discovery::{
+    ADDRESSES_MAX, ConnectionId, Hello, NAMES_MAX, SubscribedResources, SubscriptionChange,
+};
 
-use super::{Answered, Now, Owner};
-use crate::publish::{ConnectedProxy, Progress};
+use super::{EventHandling, EventTime, Owner};
+use crate::publish::{ConnectedProxy, SliceProgress};
 use crate::server::peer_identity;
 
 /// Returns all subscriptions in a proxy's `Hello`.
-pub(super) fn initial_subscriptions(hello: &Hello) -> WantedChange {
-    let added = Wanted {
+pub(super) fn initial_subscriptions(hello: &Hello) -> SubscriptionChange {
+    let added = SubscribedResources {
         services: hello.services.iter().cloned().collect(),
         addresses: hello.addresses.iter().copied().collect(),
         names: hello.dns_names.iter().cloned().collect(),
     };
-    WantedChange { added, ..WantedChange::default() }
+    SubscriptionChange { added, ..SubscriptionChange::default() }
 }
 
 impl Owner {
@@ -24,13 +26,13 @@ impl Owner {
     pub(super) fn change_subscriptions(
         &mut self,
         connection: ConnectionId,
-        change: WantedChange,
-        now: Now,
-    ) -> Answered {
+        change: SubscriptionChange,
+        now: EventTime,
+    ) -> EventHandling {
         let Some(proxy) = self.connected.proxy_mut(connection) else {
-            return Answered::AtOnce;
+            return EventHandling::Handled;
         };
-        let WantedChange { added, removed, over_limit } = change;
+        let SubscriptionChange { added, removed, over_limit } = change;
         let room = self.limits.subscriptions;
         let many = added.len() > AT_ONCE_MAX;
         let ConnectedProxy { subscriptions, addresses, names, .. } = proxy;
@@ -50,23 +52,23 @@ impl Owner {
             tracing::warn!(%workload, suppressed, "subscription limit reached: the rest is ignored");
         }
         match many {
-            true => Answered::InSlices(connection),
+            true => EventHandling::InSlices(connection),
             false => self.answer_now(connection),
         }
     }
 
     /// Continues the response to a proxy with many new subscriptions, by a bounded amount of work.
-    pub(super) fn continue_response(&mut self, connection: ConnectionId) -> Answered {
+    pub(super) fn continue_response(&mut self, connection: ConnectionId) -> EventHandling {
         match self.connected.prepare_config(connection, &self.mesh) {
-            Progress::More => Answered::InSlices(connection),
-            Progress::Done => self.answer_now(connection),
+            SliceProgress::More => EventHandling::InSlices(connection),
+            SliceProgress::Done => self.answer_now(connection),
         }
     }
 
-    fn answer_now(&mut self, connection: ConnectionId) -> Answered {
+    fn answer_now(&mut self, connection: ConnectionId) -> EventHandling {
         let settling = self.start.grace_state();
         self.connected.send_response(connection, &self.mesh, settling);
-        Answered::AtOnce
+        EventHandling::Handled
     }
 }
 

@@ -10,31 +10,31 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::admin::{Questions, parse_query, query_owner, stopping_response};
-use crate::answering::typed_response;
-use crate::findings::{Facts, NotUnderstood, collect_findings};
-use crate::owner::Answer;
-use crate::share::Share;
-use crate::writable::DataDirectory;
+use crate::admin::{AdminQueries, parse_query, query_owner, stopping_response};
+use crate::data_directory::DataDirectory;
+use crate::findings::{FindingInputs, NotUnderstood, collect_findings};
+use crate::http_server::typed_response;
+use crate::owner::AdminResponse;
+use crate::query_share::QueryShare;
 
 /// The latest findings.
 #[derive(Debug)]
-pub(super) struct Findings {
+pub(super) struct FindingsCache {
     directory: Arc<DataDirectory>,
     latest: Mutex<Option<(Instant, Bytes)>>,
 }
 
 /// The control plane is shutting down.
-struct Stopping;
+struct ShuttingDown;
 
-impl From<NotUnderstood> for Stopping {
+impl From<NotUnderstood> for ShuttingDown {
     fn from(error: NotUnderstood) -> Self {
         tracing::error!(%error, "the findings of the mesh cannot be collected");
         Self
     }
 }
 
-impl Findings {
+impl FindingsCache {
     pub(super) fn new(directory: Arc<DataDirectory>) -> Self {
         Self { directory, latest: Mutex::default() }
     }
@@ -42,8 +42,8 @@ impl Findings {
     /// Returns the findings as JSON. Concurrent requests share one result.
     pub(super) async fn findings_response(
         &self,
-        questions: &Questions,
-        asking: &Share,
+        queries: &AdminQueries,
+        asking: &QueryShare,
     ) -> Response<Full<Bytes>> {
         let mut latest = self.latest.lock().await;
         let fresh = latest.as_ref().filter(|(at, _)| at.elapsed() < FRESH_FOR);
@@ -51,18 +51,22 @@ impl Findings {
             return typed_response(StatusCode::OK, "application/json", found.clone());
         }
         let _turn = asking.acquire_turn().await;
-        match Facts::collect(|path| self.query_json(questions, path)).await {
+        match FindingInputs::collect(|path| self.query_json(queries, path)).await {
             Ok(facts) => {
                 let found = Bytes::from(format!("{:#}\n", json!(collect_findings(&facts))));
                 *latest = Some((Instant::now(), found.clone()));
                 typed_response(StatusCode::OK, "application/json", found)
             }
-            Err(Stopping) => stopping_response(),
+            Err(ShuttingDown) => stopping_response(),
         }
     }
 
     /// Returns the JSON at a path of the admin socket.
-    async fn query_json(&self, questions: &Questions, path: String) -> Result<Value, Stopping> {
+    async fn query_json(
+        &self,
+        queries: &AdminQueries,
+        path: String,
+    ) -> Result<Value, ShuttingDown> {
         let (path, query) = match path.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (&*path, None),
@@ -73,15 +77,18 @@ impl Findings {
                 .directory_status()
                 .await
                 .map(|status| json!(status))
-                .ok_or(Stopping);
+                .ok_or(ShuttingDown);
         }
-        let question = parse_query(path, query).ok_or(Stopping)?;
-        match query_owner(questions, question).await {
-            Some(Answer::Json(value)) => Ok(value),
+        let question = parse_query(path, query).ok_or(ShuttingDown)?;
+        match query_owner(queries, question).await {
+            Some(AdminResponse::Json(value)) => Ok(value),
             Some(
-                Answer::Metrics(..) | Answer::Objects(_) | Answer::Points(_) | Answer::Sidecar(_),
+                AdminResponse::Metrics(..)
+                | AdminResponse::Objects(_)
+                | AdminResponse::Points(_)
+                | AdminResponse::Sidecar(_),
             )
-            | None => Err(Stopping),
+            | None => Err(ShuttingDown),
         }
     }
 }

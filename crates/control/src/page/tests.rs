@@ -3,8 +3,8 @@
 use tokio::sync::{mpsc, watch};
 
 use super::*;
-use crate::owner::Answer;
-use crate::playground::{Explained, Playground};
+use crate::explanation::{Explainer, Explanation};
+use crate::owner::AdminResponse;
 
 fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
     let pair = |(name, value): &(&'static str, &str)| {
@@ -13,10 +13,10 @@ fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
     pairs.iter().map(pair).collect()
 }
 
-fn admission_status(key: Option<&Key>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
+fn admission_status(key: Option<&PageToken>, pairs: &[(&'static str, &str)], target: &str) -> u16 {
     match admit_request(key, &target.parse().unwrap(), &header_map(pairs), target) {
-        Entry::Admitted => 200,
-        Entry::Turned(response) => response.status().as_u16(),
+        PageAdmission::Admitted => 200,
+        PageAdmission::Turned(response) => response.status().as_u16(),
     }
 }
 
@@ -36,7 +36,7 @@ fn a_name_of_somebody_else_does_not_lead_here() {
 
 #[test]
 fn a_page_of_another_site_has_nothing_done_here() {
-    let key = Key::new("secret".to_owned(), 80);
+    let key = PageToken::new("secret".to_owned(), 80);
     let host = ("host", "127.0.0.1:80");
     let bearer = ("authorization", "Bearer secret");
     let link = [("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "document")];
@@ -71,7 +71,7 @@ fn a_page_of_another_site_has_nothing_done_here() {
 
 #[test]
 fn beyond_loopback_only_the_token_lets_in() {
-    let key = Key::new("secret".to_owned(), 80);
+    let key = PageToken::new("secret".to_owned(), 80);
     let key = Some(&key);
     let host = ("host", "192.0.2.1:80");
     for (pairs, target, expected) in [
@@ -91,7 +91,7 @@ fn beyond_loopback_only_the_token_lets_in() {
     ] {
         assert_eq!(admission_status(key, pairs, target), expected, "{pairs:?} {target}");
     }
-    let Entry::Turned(response) =
+    let PageAdmission::Turned(response) =
         admit_request(key, &"/".parse().unwrap(), &header_map(&[host]), "/?token=secret")
     else {
         panic!("it is sent on");
@@ -117,30 +117,30 @@ async fn it_serves_its_files_and_only_reads() {
     let page = Page::open("127.0.0.1:0".parse().unwrap(), data.path()).await.unwrap();
     let address = page.address();
     assert_eq!(page.url(), format!("http://{address}/"));
-    let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
+    let (queries, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
     let (stop, stopping) = watch::channel(false);
-    let playground = Playground::new(|objects, asked| match asked.from.as_str() {
-        "a/b" => Ok(Explained {
+    let explainer = Explainer::new(|objects, asked| match asked.from.as_str() {
+        "a/b" => Ok(Explanation {
             text: format!("{} objects, {}", objects.len(), asked.url),
-            ..Explained::default()
+            ..Explanation::default()
         }),
         other => Err(format!("there is no {other}")),
     });
     let mut tasks = tokio::task::JoinSet::new();
     let live = page.live_url();
     let taps = Arc::new(Taps::new(7));
-    let explaining = Explaining::with_playground(Some(playground));
+    let explaining = ExplainRunner::with_explainer(Some(explainer));
     let directory = DataDirectory::new(data.path().to_owned());
-    let lent = Lent { explaining, taps: Arc::clone(&taps), directory };
-    tasks.spawn(page.serve(questions, lent, stopping));
+    let resources = PageResources { explaining, taps: Arc::clone(&taps), directory };
+    tasks.spawn(page.serve(queries, resources, stopping));
     tasks.spawn(async move {
         while let Some((question, answer)) = asked.recv().await {
             let sent = match question {
-                Question::Objects => Answer::Objects(Vec::new()),
-                Question::Status => {
-                    Answer::Json(serde_json::json!({"page": "/?token=x", "live": "x"}))
+                AdminQuery::Objects => AdminResponse::Objects(Vec::new()),
+                AdminQuery::Status => {
+                    AdminResponse::Json(serde_json::json!({"page": "/?token=x", "live": "x"}))
                 }
-                question => Answer::Json(format!("{question:?}").into()),
+                question => AdminResponse::Json(format!("{question:?}").into()),
             };
             drop(answer.send(sent));
         }
@@ -212,29 +212,29 @@ async fn live_requests_need_their_token(address: SocketAddr, live: &str) {
 /// running.
 #[tokio::test]
 async fn who_leaves_does_not_make_room_for_another_explanation() {
-    let (questions, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<Answer>)>(1);
+    let (queries, mut asked) = mpsc::channel::<(_, tokio::sync::oneshot::Sender<AdminResponse>)>(1);
     let (begun, mut begins) = mpsc::channel(1);
     let (go_on, waits) = std::sync::mpsc::channel::<()>();
     let waits = std::sync::Mutex::new(waits);
-    let playground = Playground::new(move |_, _| {
+    let explainer = Explainer::new(move |_, _| {
         begun.blocking_send(()).unwrap();
         waits.lock().unwrap().recv().unwrap();
-        Ok(Explained::default())
+        Ok(Explanation::default())
     });
-    let explaining = Explaining::with_playground(Some(playground));
+    let explaining = ExplainRunner::with_explainer(Some(explainer));
     let server = PageServer {
-        questions,
+        queries,
         key: None,
         live: String::new(),
         explaining: explaining.clone(),
         taps: Arc::new(Taps::new(7)),
-        asking: Share::new(ASKING_PAUSE),
-        explained: Share::new(EXPLAINED_PAUSE),
-        findings: Findings::new(DataDirectory::new(std::path::PathBuf::new())),
+        asking: QueryShare::new(ASKING_PAUSE),
+        explained: QueryShare::new(EXPLAINED_PAUSE),
+        findings: FindingsCache::new(DataDirectory::new(std::path::PathBuf::new())),
     };
     let owner = async {
         let (_, answer) = asked.recv().await.unwrap();
-        answer.send(Answer::Objects(Vec::new())).unwrap();
+        answer.send(AdminResponse::Objects(Vec::new())).unwrap();
         begins.recv().await.unwrap();
     };
     tokio::select! {

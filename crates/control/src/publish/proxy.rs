@@ -5,20 +5,23 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use leno_discovery::{ChangeId, Connected, Doubt, ProxyReport, Refusal, Standing, Update};
-use leno_identity::Peer;
+use leno_discovery::{
+    ChangeId, ConfigUpdate, Connected, OwnerResponse, ProxyReport, ResourceRejection,
+    UnknownEndpoints,
+};
+use leno_identity::VerifiedPeer;
 use leno_model::{ServiceName, WorkloadName};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::compile::World;
+use crate::compile::CompiledConfig;
 
 /// One connected proxy.
 #[derive(Debug)]
 pub(crate) struct ConnectedProxy {
     pub(crate) workload: WorkloadName,
     /// Its identity, by its certificate.
-    pub(crate) peer: Peer,
+    pub(crate) peer: VerifiedPeer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
     /// The addresses that it queried.
     pub(crate) addresses: BTreeSet<IpAddr>,
@@ -43,11 +46,11 @@ pub(crate) struct ConnectedProxy {
     /// The CA generation of its certificate.
     pub(crate) ca_generation: u64,
     /// The cost of its last compiled configuration, in budget units.
-    pub(crate) world_units: u64,
+    pub(crate) config_units: u64,
     /// The configuration that was sent last.
-    pub(crate) pushed: Option<Update>,
+    pub(crate) pushed: Option<ConfigUpdate>,
     /// Endpoints that it was instructed to keep, if it has them.
-    doubt: Doubt,
+    doubt: UnknownEndpoints,
     /// The newest change up to which it has applied everything.
     pub(crate) applied: Option<ChangeId>,
     /// The time of its last acknowledgment.
@@ -57,15 +60,15 @@ pub(crate) struct ConnectedProxy {
     /// The number of resources held back after it rejected them.
     pub(crate) refused: usize,
     /// Its last rejections, newest last.
-    pub(crate) refusals: VecDeque<Refusal>,
+    pub(crate) refusals: VecDeque<ResourceRejection>,
     /// Its reported state, for operators.
     pub(crate) report: ProxyReport,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<OwnerResponse>,
 }
 
 impl ConnectedProxy {
-    pub(crate) fn new(connected: Connected, peer: Peer, now: Instant) -> Self {
-        let Connected { hello, standing, .. } = connected;
+    pub(crate) fn new(connected: Connected, peer: VerifiedPeer, now: Instant) -> Self {
+        let Connected { hello, responses: standing, .. } = connected;
         Self {
             workload: hello.workload,
             expires: peer.not_after,
@@ -83,9 +86,9 @@ impl ConnectedProxy {
             displaced: None,
             kept_until: None,
             ca_generation: hello.ca_generation,
-            world_units: 0,
+            config_units: 0,
             pushed: None,
-            doubt: Doubt::default(),
+            doubt: UnknownEndpoints::default(),
             applied: None,
             applied_at: None,
             unsettled_bytes: 0,
@@ -99,27 +102,27 @@ impl ConnectedProxy {
     /// Sends it a configuration and the uncertain endpoints, unless both equal the last ones sent.
     pub(crate) fn send_if_changed(
         &mut self,
-        world: World,
-        doubt: Doubt,
+        compiled_config: CompiledConfig,
+        doubt: UnknownEndpoints,
         change: ChangeId,
-    ) -> Pushed {
-        let World { mut snapshot, absent } = world;
+    ) -> PushOutcome {
+        let CompiledConfig { mut snapshot, absent } = compiled_config;
         if let Some(last) = &self.pushed {
             if last.snapshot == snapshot && last.absent == absent && self.doubt == doubt {
-                return Pushed::Same;
+                return PushOutcome::Same;
             }
-            if last.snapshot.plan == snapshot.plan {
-                Arc::make_mut(&mut snapshot).plan = Arc::clone(&last.snapshot.plan);
+            if last.snapshot.config == snapshot.config {
+                Arc::make_mut(&mut snapshot).config = Arc::clone(&last.snapshot.config);
             }
         }
-        let update = Update { snapshot, absent, change };
+        let update = ConfigUpdate { snapshot, absent, change };
         self.pushed = Some(update.clone());
         self.doubt = doubt.clone();
         self.standing.send_replace(match doubt.is_empty() {
-            true => Standing::Offer(update),
-            false => Standing::Partial(update, doubt),
+            true => OwnerResponse::Config(update),
+            false => OwnerResponse::PartialConfig(update, doubt),
         });
-        Pushed::New
+        PushOutcome::New
     }
 
     /// Records that it applied everything up to `change`, except the resources that it rejected.
@@ -132,7 +135,7 @@ impl ConnectedProxy {
         }
     }
 
-    pub(crate) fn record_rejections(&mut self, refusals: Vec<Refusal>) {
+    pub(crate) fn record_rejections(&mut self, refusals: Vec<ResourceRejection>) {
         self.refusals.extend(refusals);
         while self.refusals.len() > REFUSALS_MAX {
             self.refusals.pop_front();
@@ -147,7 +150,7 @@ impl ConnectedProxy {
 
     /// Ends the connection with this reason.
     pub(crate) fn end_connection(self, reason: String) {
-        self.standing.send_replace(Standing::Goodbye(reason));
+        self.standing.send_replace(OwnerResponse::Goodbye(reason));
     }
 
     /// True if the connection ended silently.
@@ -158,7 +161,7 @@ impl ConnectedProxy {
 
 /// The result of offering a configuration to a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pushed {
+pub(crate) enum PushOutcome {
     /// An update was sent.
     New,
     /// The proxy has it already.

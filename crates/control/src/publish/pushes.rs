@@ -16,7 +16,7 @@ pub(crate) struct ConfigPush {
     pub(crate) change: ChangeId,
     pub(crate) sent: Instant,
     /// Proxies that may be affected, and those that received an update.
-    pub(crate) concerned: usize,
+    pub(crate) affected_proxies: usize,
     pub(crate) recipients: usize,
     /// Bytes of the updates that were applied.
     pub(crate) bytes: u64,
@@ -31,20 +31,20 @@ pub(crate) struct ConfigPush {
 
 /// The proxies of a push, when it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct SentPush {
     pub(crate) at: Instant,
-    pub(crate) concerned: usize,
+    pub(crate) affected_proxies: usize,
     pub(crate) recipients: usize,
     pub(crate) waiting: BTreeSet<ConnectionId>,
 }
 
 /// The progress of the newest change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct PushProgress {
     pub(crate) change: ChangeId,
     pub(crate) seen: Instant,
     /// Affected proxies, and those of them that have applied it.
-    pub(crate) concerned: usize,
+    pub(crate) affected_proxies: usize,
     pub(crate) applied: usize,
     /// The time until all had applied it; `None` while some have not.
     pub(crate) converged: Option<Duration>,
@@ -57,21 +57,21 @@ pub(crate) struct ConfigPushes {
     /// Pushes with outstanding acknowledgments.
     open: usize,
     newest: ChangeId,
-    latest: Option<Progress>,
+    latest: Option<PushProgress>,
     convergence: Histogram,
 }
 
 impl ConfigPushes {
     /// Starts a push of the changes seen at `seen`, up to `change`.
-    pub(crate) fn begin_push(&mut self, change: ChangeId, seen: Vec<Instant>, sent: Sent) {
+    pub(crate) fn begin_push(&mut self, change: ChangeId, seen: Vec<Instant>, sent: SentPush) {
         let Some(last) = seen.last().copied() else {
             return;
         };
-        let Sent { at, concerned, recipients, waiting } = sent;
-        self.latest = Some(Progress {
+        let SentPush { at, affected_proxies, recipients, waiting } = sent;
+        self.latest = Some(PushProgress {
             change,
             seen: last,
-            concerned: waiting.len(),
+            affected_proxies: waiting.len(),
             applied: 0,
             converged: waiting.is_empty().then_some(Duration::ZERO),
         });
@@ -81,7 +81,7 @@ impl ConfigPushes {
             after,
             change,
             sent: at,
-            concerned,
+            affected_proxies,
             recipients,
             bytes: 0,
             refused: 0,
@@ -154,7 +154,7 @@ impl ConfigPushes {
     }
 
     /// Returns the progress of the newest change, if there was any.
-    pub(crate) fn latest_progress(&self) -> Option<Progress> {
+    pub(crate) fn latest_progress(&self) -> Option<PushProgress> {
         self.latest
     }
 
@@ -174,8 +174,13 @@ const PUSHES_MAX: usize = 512;
 mod tests {
     use super::*;
 
-    fn sent_to<const N: usize>(at: Instant, ids: [u64; N]) -> Sent {
-        Sent { at, concerned: N + 1, recipients: N, waiting: ids.map(ConnectionId).into() }
+    fn sent_to<const N: usize>(at: Instant, ids: [u64; N]) -> SentPush {
+        SentPush {
+            at,
+            affected_proxies: N + 1,
+            recipients: N,
+            waiting: ids.map(ConnectionId).into(),
+        }
     }
 
     #[test]
@@ -186,14 +191,14 @@ mod tests {
         pushes.begin_push(ChangeId(1), vec![start], sent_to(start, [1, 2]));
         pushes.settle_connection(ConnectionId(1), 100, at(5));
         let latest = pushes.latest_progress().unwrap();
-        assert_eq!((latest.concerned, latest.applied, latest.converged), (2, 1, None));
+        assert_eq!((latest.affected_proxies, latest.applied, latest.converged), (2, 1, None));
         pushes.settle_connection(ConnectionId(1), 100, at(6));
         pushes.settle_connection(ConnectionId(2), 20, at(9));
         let latest = pushes.latest_progress().unwrap();
         assert_eq!(latest.converged, Some(Duration::from_millis(9)));
         assert_eq!((pushes.convergence_times().count(), pushes.open_count()), (1, 0));
         let push = pushes.push_for_change(ChangeId(1)).unwrap();
-        assert_eq!((push.bytes, push.recipients, push.concerned), (120, 2, 3));
+        assert_eq!((push.bytes, push.recipients, push.affected_proxies), (120, 2, 3));
         assert_eq!(push.last_applied, Some(at(9)));
     }
 

@@ -3,23 +3,26 @@
 use leno_discovery::ChangeId;
 
 use super::{Report, to_milliseconds};
-use crate::publish::{ConfigPush, Noted};
+use crate::publish::{ConfigPush, RecordedChange};
 use crate::status::ChangeReport;
 
 impl Report<'_> {
     /// Returns a change by its number; `None` if it is not known, or no longer kept.
     pub(crate) fn change_report(&self, id: ChangeId) -> Option<ChangeReport> {
-        self.connected.journal.find(id).map(|noted| self.report_change(noted))
+        self.connected
+            .change_log
+            .find(id)
+            .map(|recorded_change| self.report_change(recorded_change))
     }
 
     /// Returns the newest changes, newest first.
     pub(crate) fn newest_changes(&self) -> Vec<ChangeReport> {
-        let newest = self.connected.journal.newest_first().take(LISTED_MAX);
-        newest.map(|noted| self.report_change(noted)).collect()
+        let newest = self.connected.change_log.newest_first().take(LISTED_MAX);
+        newest.map(|recorded_change| self.report_change(recorded_change)).collect()
     }
 
-    fn report_change(&self, noted: &Noted) -> ChangeReport {
-        let Noted { id, cause, noticed, seen } = noted;
+    fn report_change(&self, recorded_change: &RecordedChange) -> ChangeReport {
+        let RecordedChange { id, cause, noticed, seen } = recorded_change;
         let push = self.connected.pushes.push_for_change(*id);
         let after = |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed));
         // There is no last acknowledgment until all proxies have applied it.
@@ -34,8 +37,8 @@ impl Report<'_> {
             sent_after_ms: push.map(|push| after(push.sent)),
             applied_after_ms: applied.and_then(|push| push.last_applied).map(after),
             push_size: push
-                .map_or(1, |push| self.connected.journal.count_between(push.after, push.change)),
-            affected: push.map_or(0, |push| push.concerned),
+                .map_or(1, |push| self.connected.change_log.count_between(push.after, push.change)),
+            affected: push.map_or(0, |push| push.affected_proxies),
             recipients: push.map_or(0, |push| push.recipients),
             applied: push.map_or(0, |push| push.recipients.saturating_sub(push.waiting.len())),
             rejected: push.map_or(0, |push| push.refused),

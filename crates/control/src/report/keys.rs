@@ -1,7 +1,7 @@
 //! Failed JWKS fetches, as diagnostics of the rules that name the endpoint.
 
-use leno_model::{Guard, KeySource, ObjectKey, Required, ServicePolicy};
-use leno_registry::{Place, Warning};
+use leno_model::{KeySource, ObjectKey, RequestCheck, ServicePolicy, TokenRequirement};
+use leno_registry::{DocumentLocation, Warning};
 
 use super::Report;
 use crate::keys::issuer_sources;
@@ -25,17 +25,17 @@ impl Report<'_> {
     /// Returns the keys of a policy that could not be read so far: a first fetch in progress is not a failure
     /// yet.
     pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
-        let Some(Guard::Tokens(rule)) = policy.rule.server_check() else { return None };
+        let Some(RequestCheck::Tokens(rule)) = policy.rule.server_check() else { return None };
         let missing = issuer_sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
         let missing = missing.filter_map(|(index, source)| {
-            let (issuer, why) = (rule.issuers.get(index)?, self.keys.failure_cause(source)?);
-            Some(format!("{} ({source} {why})", issuer.issuer))
+            let (issuer, reason) = (rule.issuers.get(index)?, self.keys.failure_cause(source)?);
+            Some(format!("{} ({source} {reason})", issuer.issuer))
         });
         let issuers: Vec<String> = missing.collect();
         let requests = match (&rule.required, issuers.len() == rule.issuers.len()) {
-            (Required::Always, true) => "every request",
-            (Required::Of(_), true) => "every request that has or requires a token",
-            (Required::Never, true) => "every request with a token",
+            (TokenRequirement::Always, true) => "every request",
+            (TokenRequirement::Matching(_), true) => "every request that has or requires a token",
+            (TokenRequirement::Never, true) => "every request with a token",
             (_, false) => "every request with a token of these issuers",
         };
         (!issuers.is_empty()).then(|| MissingKeysStatus { requests: requests.to_owned(), issuers })
@@ -47,7 +47,7 @@ impl Report<'_> {
         issuer: usize,
         source: &KeySource,
     ) -> Option<Warning> {
-        let why = self.keys.failure_cause(source)?;
+        let reason = self.keys.failure_cause(source)?;
         let (word, hint) = match source {
             KeySource::File(_) => ("file", "write the issuer's JWK set to this file"),
             KeySource::Server(_) => {
@@ -60,8 +60,8 @@ impl Report<'_> {
         };
         let key = ObjectKey::ServicePolicy(policy.name.clone());
         Some(Warning {
-            at: Place::for_object(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
-            problem: format!("{source} {why}; {meanwhile}"),
+            at: DocumentLocation::for_object(&key, format!("spec.issuers[{issuer}].jwks.{word}")),
+            problem: format!("{source} {reason}; {meanwhile}"),
             hint: hint.to_owned(),
         })
     }

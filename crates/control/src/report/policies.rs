@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    AccessCert, AccessPolicy, Egress, EgressPolicy, Entry, Idle, IngressName, IngressPolicy,
-    IngressSource, MatchedBy, Name, ObjectKey, PolicyName, PortSet, Proof, RetryPolicy,
-    ServiceName, Sponsor, TargetRule, TrafficTarget, check_subject, no_requests,
+    AccessCert, AccessPolicy, ClientCertificateMode, Egress, EgressPolicy, IngressName,
+    IngressPolicy, IngressProtocol, IngressSource, MatchedBy, Name, NoEffect, ObjectKey,
+    PolicyName, PortSet, RetryPolicy, ServiceName, SubjectScope, TargetRule, TrafficTarget,
+    check_subject, no_requests,
 };
 
 use super::{Report, other_namespaces};
@@ -42,12 +43,18 @@ impl Report<'_> {
             }
         });
         let rules = backends.clone().map(|backend| {
-            let how = match &backend.entry {
-                Entry::Http => "HTTP",
-                Entry::Grpc => "gRPC",
-                Entry::Tcp => "TCP",
-                Entry::Https { proof: Proof::Required, .. } => "HTTPS with certificates",
-                Entry::Https { proof: Proof::Skipped, .. } => "HTTPS",
+            let how = match &backend.protocol {
+                IngressProtocol::Http => "HTTP",
+                IngressProtocol::Grpc => "gRPC",
+                IngressProtocol::Tcp => "TCP",
+                IngressProtocol::Https {
+                    client_certificate: ClientCertificateMode::Required,
+                    ..
+                } => "HTTPS with certificates",
+                IngressProtocol::Https {
+                    client_certificate: ClientCertificateMode::Skipped,
+                    ..
+                } => "HTTPS",
             };
             format!("{how} at port {} of {namespace}/{}", backend.port, backend.service)
         });
@@ -96,9 +103,9 @@ impl Report<'_> {
     /// Its names are in force; the status of the Secret is reported by the component that writes it.
     fn access_cert(&self, cert: &AccessCert) -> PolicyStatus {
         let own = &self.mesh.config().trust_domain;
-        let sponsor = Sponsor::Namespace(&cert.name.namespace);
+        let sponsor = SubjectScope::Namespace(&cert.name.namespace);
         let check = |name: &Name| {
-            check_subject(name, sponsor, own).err().map(|why| format!("`{name}` {why}"))
+            check_subject(name, sponsor, own).err().map(|reason| format!("`{name}` {reason}"))
         };
         let problems: Vec<String> = cert.subjects.iter().filter_map(check).collect();
         PolicyStatus {
@@ -129,14 +136,14 @@ impl Report<'_> {
                 .is_some_and(|it| it.ports.iter().all(|port| is_opaque(self.mesh, name, port.port)))
         };
         let is_opaque = policy.services.iter().all(carries_tcp);
-        let why = match firsts.first() {
+        let reason = match firsts.first() {
             _ if !has_source => Some("no workload runs under its source account".to_owned()),
             None => Some("none of its services exists".to_owned()),
             Some(_) if is_opaque => Some(no_requests(&policy.services)),
             Some(_) if firsts.contains(&&policy.name) => {
                 let there = policy.services.iter().filter_map(|it| self.mesh.service(it));
                 let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
-                Idle::of_all_retries(ports, &self.mesh).map(|idle| idle.to_string())
+                NoEffect::of_all_retries(ports, &self.mesh).map(|idle| idle.to_string())
             }
             Some(first) => Some(format!("Retry {first} applies to the same requests")),
         };
@@ -151,8 +158,8 @@ impl Report<'_> {
             destination: services.join(", "),
             sources: vec![policy.source.to_string()],
             rules: vec![format!("at most {}", format_count(policy.rule.attempts, "retry"))],
-            in_force: why.is_none(),
-            reason: why,
+            in_force: reason.is_none(),
+            reason,
             problems: nobody.into_iter().chain(missing).collect(),
             ..PolicyStatus::default()
         }

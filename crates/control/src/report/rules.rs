@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Idle, Lane, LaneRule, ObjectKey, PolicyScope, SermantRouteRule, ServiceName, ServicePolicy,
-    ServiceRule, Standing, TagDialect, TagEffects, TagRoute, TagRouteName, TagRules, TagScope,
+    ConflictStatus, Lane, LaneRule, NoEffect, ObjectKey, PolicyScope, SermantRouteRule,
+    ServiceName, ServicePolicy, ServiceRule, TagDialect, TagEffects, TagRoute, TagRouteName,
+    TagRules, TagScope,
 };
 
 use super::Report;
@@ -24,21 +25,21 @@ impl Report<'_> {
             }
         };
         problems.extend(self.left_out(&ObjectKey::ServicePolicy(policy.name.clone())));
-        let why = match self.mesh.conflict_status(policy) {
-            Standing::Decides => None,
-            Standing::Overruled(other) => {
+        let reason = match self.mesh.conflict_status(policy) {
+            ConflictStatus::InForce => None,
+            ConflictStatus::Overridden(other) => {
                 Some(format!("{other} takes precedence at all of its targets"))
             }
-            Standing::Idle(idle) => Some(idle.to_string()),
-            Standing::Nowhere => Some("none of its targets exists".to_owned()),
+            ConflictStatus::NoEffect(idle) => Some(idle.to_string()),
+            ConflictStatus::NoTarget => Some("none of its targets exists".to_owned()),
         };
         PolicyStatus {
             kind: policy.name.kind.as_str().to_owned(),
             name: format!("{namespace}/{}", policy.name.name),
             destination: destination.join(", "),
             rules: rule_names(&policy.rule),
-            in_force: why.is_none(),
-            reason: why,
+            in_force: reason.is_none(),
+            reason,
             problems,
             missing_keys: self.missing_keys(policy),
             ..PolicyStatus::default()
@@ -97,7 +98,7 @@ impl Report<'_> {
                 }
             }
         }
-        let why = match (idle, others.first()) {
+        let reason = match (idle, others.first()) {
             _ if decides => None,
             (Some(idle), _) => Some(idle.to_string()),
             (None, Some(other)) => Some(format!("{other} takes precedence")),
@@ -111,7 +112,7 @@ impl Report<'_> {
             destination: destination.into_iter().collect::<Vec<_>>().join(", "),
             rules: counted.map(|(count, what)| format!("{count} {what}")).collect(),
             in_force: decides,
-            reason: why,
+            reason,
             problems,
             ..PolicyStatus::default()
         }
@@ -150,7 +151,8 @@ impl Report<'_> {
                 };
                 if !effects.is_none() {
                     is_here = true;
-                    let Some(found) = Idle::of_tags(effects, &service.name, port.port, &self.mesh)
+                    let Some(found) =
+                        NoEffect::of_tags(effects, &service.name, port.port, &self.mesh)
                     else {
                         return TagEffect::Decides;
                     };
@@ -168,7 +170,7 @@ impl Report<'_> {
     fn lane_status(&self, lane: &Lane) -> PolicyStatus {
         let is_there = self.mesh.service(&lane.service).is_some();
         let has_listener_kind = self.mesh.service_workloads(&lane.service).next().is_some();
-        let why = match has_listener_kind {
+        let reason = match has_listener_kind {
             true => self.idle_lane(lane).map(|idle| idle.to_string()),
             false if is_there => Some("its service has no workloads".to_owned()),
             false => Some("its service does not exist".to_owned()),
@@ -178,20 +180,21 @@ impl Report<'_> {
             name: lane.name.to_string(),
             destination: lane.service.to_string(),
             rules: vec![format_count(lane.rules.len(), "rule")],
-            in_force: why.is_none(),
-            reason: why,
+            in_force: reason.is_none(),
+            reason,
             problems: self.missing_reference(&lane.service, None).into_iter().collect(),
             ..PolicyStatus::default()
         }
     }
 
     /// Returns the reason why a lane marks no request at any port of its service.
-    fn idle_lane(&self, lane: &Lane) -> Option<Idle> {
+    fn idle_lane(&self, lane: &Lane) -> Option<NoEffect> {
         let service = self.mesh.service(&lane.service)?;
         let effects = TagEffects { marks: true, ..TagEffects::default() };
         let ports = service.ports.iter();
-        let idle: Option<Vec<Idle>> =
-            ports.map(|it| Idle::of_tags(effects, &service.name, it.port, &self.mesh)).collect();
+        let idle: Option<Vec<NoEffect>> = ports
+            .map(|it| NoEffect::of_tags(effects, &service.name, it.port, &self.mesh))
+            .collect();
         idle?.into_iter().next()
     }
 }
@@ -201,7 +204,7 @@ enum TagEffect {
     /// They apply at one port at least.
     Decides,
     /// They have no effect, for the first reason found.
-    Idle(Idle),
+    Idle(NoEffect),
     /// They apply at no port.
     Nowhere,
 }
@@ -219,7 +222,7 @@ fn rule_names(rule: &ServiceRule) -> Vec<String> {
         | ServiceRule::CircuitBreaker(_)
         | ServiceRule::LoadBalancing(_)
         | ServiceRule::Hedging(_)
-        | ServiceRule::Guard(_) => Vec::new(),
+        | ServiceRule::RequestCheck(_) => Vec::new(),
     }
 }
 

@@ -65,18 +65,18 @@ impl Gauges {
 
 /// A stream with byte counters.
 #[derive(Debug)]
-pub(crate) struct Counted<S> {
+pub(crate) struct CountedStream<S> {
     stream: S,
     gauges: Arc<Gauges>,
 }
 
-impl<S> Counted<S> {
+impl<S> CountedStream<S> {
     pub(crate) fn new(stream: S, gauges: Arc<Gauges>) -> Self {
         Self { stream, gauges }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for CountedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -90,7 +90,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for CountedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leno_control::snapshot_for;
 use leno_model::{Object, Reason, ServiceAccount, WorkloadName};
 use leno_registry::read_str;
-use leno_traffic::{Limits, Plans, RequestView};
+use leno_traffic::{CompiledLimits, CompiledSnapshot, RequestView};
 use serde_json::Value;
 
 const MESH: &str = "
@@ -41,7 +41,7 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let stock = WorkloadName::new("shop", "stock-1").unwrap();
     let snapshot = Arc::new(snapshot_for(&objects, &stock, &[]).unwrap());
-    let plans = Plans::build(snapshot, None).unwrap();
+    let plans = CompiledSnapshot::build(snapshot, None).unwrap();
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
         let found = decide_requests(&plans.limits, case);
@@ -56,7 +56,7 @@ fn find_mismatches(group: &Value) -> Vec<String> {
 }
 
 /// Returns the number of allowed requests, and the response to the others: a status, and the retry time.
-fn decide_requests(limits: &Limits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
+fn decide_requests(limits: &CompiledLimits, case: &Value) -> (u64, Option<u64>, Option<u64>) {
     let now = Duration::from_millis(case["at_ms"].as_u64().unwrap());
     let caller = case["from"].as_str().unwrap_or("web");
     let caller = ServiceAccount::new("shop", caller).unwrap();

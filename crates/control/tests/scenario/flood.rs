@@ -60,13 +60,13 @@ fn pairs_of_subscriptions_are_put_together_while_others_are_served() {
         let before = read_counter(&shop, "leno_control_snapshots_compiled_total").await;
         let flood = async {
             for _ in 0..PAIRS {
-                flooding.send_request(Request::Subscribe(vec![stock_service()])).await;
-                flooding.send_request(Request::Unsubscribe(vec![stock_service()])).await;
+                flooding.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
+                flooding.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
             }
         };
         let others = async {
             server.send_request(Proxy::listeners_request(&[(8080, listener_address())])).await;
-            server.send_request(Request::Subscribe(vec![stock_service()])).await;
+            server.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
             let update = server.wait_for_update(|update| stock_addresses(update).is_some()).await;
             assert!(stock_addresses(&update).is_some());
         };
@@ -126,11 +126,11 @@ fn a_proxy_of_thousands_of_services_has_them_all_at_once_and_no_other_waits_for_
         );
         // The same one by one, as applications first use them.
         for number in 0..SERVICES {
-            large.send_request(Request::Unsubscribe(vec![numbered_service(number)])).await;
+            large.send_request(ProxyRequest::Unsubscribe(vec![numbered_service(number)])).await;
         }
         large.wait_for_update(|update| update.snapshot.services.is_empty()).await;
         for number in 0..SERVICES {
-            large.send_request(Request::Subscribe(vec![numbered_service(number)])).await;
+            large.send_request(ProxyRequest::Subscribe(vec![numbered_service(number)])).await;
         }
         large.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
     });
@@ -175,10 +175,16 @@ fn no_member_fills_the_log() {
         // Repeatedly more than the limit.
         for number in 0..TIMES {
             proxy
-                .send_request(Request::Subscribe(vec![numbered_service(number), stock_service()]))
+                .send_request(ProxyRequest::Subscribe(vec![
+                    numbered_service(number),
+                    stock_service(),
+                ]))
                 .await;
             proxy
-                .send_request(Request::Unsubscribe(vec![numbered_service(number), stock_service()]))
+                .send_request(ProxyRequest::Unsubscribe(vec![
+                    numbered_service(number),
+                    stock_service(),
+                ]))
                 .await;
             // Until it has been processed.
             let _: Status = shop.query_json("/status").await;

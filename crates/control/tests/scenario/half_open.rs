@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leno_control::Config;
-use leno_discovery::Request;
+use leno_discovery::ProxyRequest;
 use tokio::io::AsyncReadExt as _;
 
 use crate::crowd::{Sent, expect_served};
@@ -101,7 +101,7 @@ fn connections_without_a_hello_end_before_the_stream_of_their_identity() {
             // Any kind of end.
             assert!(!matches!(stream.read(&mut [0]).await, Ok(1..)));
         }
-        proven.send_request(Request::Subscribe(vec![stock_service()])).await;
+        proven.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
         proven
             .wait_for_update(|update| update.snapshot.services.contains_key(&stock_service()))
             .await;

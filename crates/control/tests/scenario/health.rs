@@ -12,9 +12,9 @@ async fn get(health: &Health, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(health.address()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    (answer[9..12].parse().unwrap(), answer)
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    (response[9..12].parse().unwrap(), response)
 }
 
 #[test]
@@ -22,21 +22,21 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_any_more_when_it_go
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         assert_eq!(get(&health, "/livez").await.0, 200);
-        let (status, answer) = get(&health, "/readyz").await;
-        assert!(status == 503 && answer.contains("not loaded yet"), "{answer}");
+        let (status, response) = get(&health, "/readyz").await;
+        assert!(status == 503 && response.contains("not loaded yet"), "{response}");
         assert_eq!(get(&health, "/metrics").await.0, 503);
         let shop = Shop::open().await;
         health.set_ready(&shop.control);
         assert_eq!(get(&health, "/readyz").await.0, 200);
-        let (status, answer) = get(&health, "/metrics").await;
-        assert!(status == 200 && answer.contains("\nleno_control_workloads 2\n"), "{answer}");
+        let (status, response) = get(&health, "/metrics").await;
+        assert!(status == 200 && response.contains("\nleno_control_workloads 2\n"), "{response}");
         // It serves the kubelet and Prometheus only.
         for path in ["/status", "/token", "/"] {
             assert_eq!(get(&health, path).await.0, 404, "{path}");
         }
         health.set_ending();
-        let (status, answer) = get(&health, "/readyz").await;
-        assert!(status == 503 && answer.contains("shutting down"), "{answer}");
+        let (status, response) = get(&health, "/readyz").await;
+        assert!(status == 503 && response.contains("shutting down"), "{response}");
     });
 }
 
@@ -50,12 +50,12 @@ fn a_request_under_a_foreign_name_gets_a_status_alone() {
             let request =
                 format!("GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            answer
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await.unwrap();
+            response
         };
-        let answer = under("evil.example", "/readyz").await;
-        assert!(answer.contains(" 503 ") && !answer.contains("not loaded yet"), "{answer}");
+        let response = under("evil.example", "/readyz").await;
+        assert!(response.contains(" 503 ") && !response.contains("not loaded yet"), "{response}");
         assert!(under("evil.example", "/livez").await.contains(" 200 "));
         let two = under("a\r\nhost: b", "/readyz").await;
         assert!(two.starts_with("HTTP/1.1 400 "), "{two}");
@@ -77,9 +77,9 @@ fn a_client_that_ends_its_direction_gets_its_response() {
             let mut stream = TcpStream::connect(health.address()).await.unwrap();
             stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
             stream.shutdown().await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            assert!(answer.contains("\nleno_control_workloads 2\n"), "{answer}");
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await.unwrap();
+            assert!(response.contains("\nleno_control_workloads 2\n"), "{response}");
         }
     });
 }

@@ -28,9 +28,9 @@ use std::time::Duration;
 
 use leno_control::status::{CertificateStatus, ProxyStatus, ServiceStatus, Status, WorkloadStatus};
 use leno_control::{Config, Control, StartError, UPDATES_MAX, admin};
-use leno_discovery::{FollowError, JoinError, Request, Update};
+use leno_discovery::{ConfigUpdate, DiscoveryError, JoinError, ProxyRequest};
 use leno_identity::{JoinBundle, Roots};
-use leno_model::{Access, Change, ObjectKey, Reach, ServiceName, WorkloadName};
+use leno_model::{Access, Change, ClientAuthorization, ObjectKey, ServiceName, WorkloadName};
 use leno_telemetry::names::control::{ALIASES, METRICS};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
@@ -128,7 +128,7 @@ fn listener_address() -> SocketAddr {
 }
 
 /// Returns the addresses of the stock service at a client; `None` while it is unknown.
-fn stock_addresses(update: &Update) -> Option<Vec<SocketAddr>> {
+fn stock_addresses(update: &ConfigUpdate) -> Option<Vec<SocketAddr>> {
     let port = update.snapshot.services.get(&stock_service())?.ports.get(&80)?;
     Some(port.endpoints.iter().map(|endpoint| endpoint.address).collect())
 }
@@ -152,29 +152,31 @@ fn proxies_join_subscribe_and_hear_of_changes() {
         let mut server =
             Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
         shop.control.wait_until_registered(&workload_name("stock-1")).await.unwrap();
-        let plan = server.wait_for_update(|_| true).await.snapshot.plan.clone();
+        let plan = server.wait_for_update(|_| true).await.snapshot.config.clone();
         assert_eq!(
-            (plan.access.clone(), &plan.served[&8080]),
+            (plan.access.clone(), &plan.port_services[&8080]),
             (Access::AllowAll, &stock_service())
         );
 
         let client = shop.join("client-1").await;
         let mut client = Proxy::connect(&shop.control, &client, &[], &[]).await;
         assert!(client.wait_for_update(|_| true).await.snapshot.services.is_empty());
-        client.send_request(Request::Subscribe(vec![stock_service()])).await;
+        client.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
         let update = client.wait_for_update(|update| stock_addresses(update).is_some()).await;
         assert_eq!(stock_addresses(&update), Some(vec![listener_address()]));
 
         shop.write(&format!("{MESH}{STRICT}"));
-        let denied = |update: &Update| {
+        let denied = |update: &ConfigUpdate| {
             let view = update.snapshot.services.get(&stock_service());
-            view.is_some_and(|view| view.reach == Reach::Denied && view.ports.is_empty())
+            view.is_some_and(|view| {
+                view.client_authorization == ClientAuthorization::Denied && view.ports.is_empty()
+            })
         };
         client.wait_for_update(denied).await;
         let closed = Access::AllowListed(Vec::new());
-        server.wait_for_update(|update| update.snapshot.plan.access == closed).await;
+        server.wait_for_update(|update| update.snapshot.config.access == closed).await;
 
-        client.send_request(Request::Unsubscribe(vec![stock_service()])).await;
+        client.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
         client.wait_for_update(|update| update.snapshot.services.is_empty()).await;
         let mut status = shop.control.watch_status();
         status.wait_for(|status| status.out_of_sync == 0 && status.proxies == 2).await.unwrap();
@@ -207,7 +209,7 @@ fn a_token_is_good_once_and_for_its_workload_only() {
         let bundle = control.mint_bundle(&workload_name("client-1")).unwrap();
         assert_eq!(bundle.control, [address]);
         let refused = |joined: Result<Identity, JoinError>, expected: &str| match joined {
-            Err(JoinError::Refused { reason, .. }) => {
+            Err(JoinError::Rejected { reason, .. }) => {
                 assert!(reason.contains(expected), "{reason}")
             }
             other => panic!("{other:?}"),
@@ -234,7 +236,7 @@ fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
         let mut liar =
             Proxy::connect_claiming(&shop.control, &client, &workload_name("stock-1")).await;
         match liar.wait_until_ended().await {
-            FollowError::Goodbye(reason) => {
+            DiscoveryError::Goodbye(reason) => {
                 assert!(reason.contains("issued to workload `shop/client-1`"), "{reason}");
             }
             other => panic!("{other:?}"),
@@ -244,7 +246,7 @@ fn a_proxy_cannot_speak_for_another_workload_or_for_nobody() {
             Proxy::connect_anonymous(&shop.control, &bundle, &workload_name("stock-1")).await;
         assert!(matches!(
             anonymous.wait_until_ended().await,
-            FollowError::Io(_) | FollowError::Closed
+            DiscoveryError::Io(_) | DiscoveryError::Closed
         ));
         let (_, metrics) =
             admin::query_admin(shop.control.socket_path(), "GET", "/metrics").await.unwrap();
@@ -295,8 +297,9 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
         let listens = [(8080, listener_address())];
         let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
         let mut client = Proxy::connect(&shop.control, &client, &[stock_service()], &[]).await;
-        let there = |update: &Update| stock_addresses(update) == Some(vec![listener_address()]);
-        let gone = |update: &Update| stock_addresses(update) == Some(Vec::new());
+        let there =
+            |update: &ConfigUpdate| stock_addresses(update) == Some(vec![listener_address()]);
+        let gone = |update: &ConfigUpdate| stock_addresses(update) == Some(Vec::new());
         client.wait_for_update(there).await;
         drop(stream);
         let before = tokio::time::Instant::now();
@@ -305,7 +308,7 @@ fn endpoints_stay_for_a_grace_when_a_stream_ends_and_go_at_once_when_a_sidecar_d
 
         let stream = Proxy::connect(&shop.control, &server, &[], &listens).await;
         client.wait_for_update(there).await;
-        stream.send_request(Request::Listeners(Vec::new(), Default::default())).await;
+        stream.send_request(ProxyRequest::Listeners(Vec::new(), Default::default())).await;
         client.wait_for_update(gone).await;
     });
 }
@@ -346,7 +349,7 @@ fn certificates_are_renewed_over_the_stream() {
         let mut again = Proxy::connect(&shop.control, &renewed, &[], &[]).await;
         again.wait_for_update(|_| true).await;
         let (answer, answered) = oneshot::channel();
-        again.send_request(Request::Renew { csr: vec![0; 100], answer }).await;
+        again.send_request(ProxyRequest::Renew { csr: vec![0; 100], answer }).await;
         assert!(answered.await.unwrap().unwrap_err().reason.contains("PKCS #10"));
     });
 }
@@ -377,12 +380,12 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         let roots: Roots = control.mint_bundle(&workload_name("client-1")).unwrap().roots;
         assert_eq!(roots.certificates(), client.credential.roots().certificates());
         let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
-        let denied = |update: &Update| {
+        let denied = |update: &ConfigUpdate| {
             update
                 .snapshot
                 .services
                 .get(&stock_service())
-                .is_some_and(|view| view.reach == Reach::Denied)
+                .is_some_and(|view| view.client_authorization == ClientAuthorization::Denied)
         };
         stream.wait_for_update(denied).await;
 
@@ -394,7 +397,7 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
         let mut stream =
             Proxy::resume(&control, &client, &[stock_service(), later.clone()], &first).await;
         let strict = Access::AllowListed(Vec::new());
-        stream.wait_for_update(|update| update.snapshot.plan.access != strict).await;
+        stream.wait_for_update(|update| update.snapshot.config.access != strict).await;
         let update = stream.received_updates().pop().unwrap();
         assert_eq!(stock_addresses(&update), Some(vec![listener_address()]), "what it had");
         assert!(!update.snapshot.services.contains_key(&later), "nobody is known to answer");
@@ -405,7 +408,8 @@ fn a_control_plane_that_restarts_knows_its_members_and_takes_nothing_from_them()
             stream.wait_for_update(|update| update.snapshot.services.contains_key(&later)).await;
         assert_eq!(stock_addresses(&update), Some(vec![other_replicas]));
         let seen = stream.received_updates();
-        let none = |update: &&Update| stock_addresses(update).is_none_or(|known| known.is_empty());
+        let none =
+            |update: &&ConfigUpdate| stock_addresses(update).is_none_or(|known| known.is_empty());
         assert_eq!(seen.iter().find(none), None, "it never hears of a service without endpoints");
     });
 }
@@ -585,7 +589,7 @@ fn facts_may_be_brought_by_somebody_else() {
             let (objects, rejected) = leno_registry::read_str("mesh", yaml);
             assert_eq!(rejected, []);
             let changes = objects.into_iter().map(|(object, _)| Change::Upsert(object)).collect();
-            leno_registry::Update { changes, ..leno_registry::Update::default() }
+            leno_registry::RegistryUpdate { changes, ..leno_registry::RegistryUpdate::default() }
         };
         let (feed, updates) = mpsc::channel(UPDATES_MAX);
         let strict = STRICT.replace("cluster.local", "other.example");
@@ -598,7 +602,10 @@ fn facts_may_be_brought_by_somebody_else() {
         workloads.wait_for(|all| all.len() == 2).await.unwrap();
         let key = ObjectKey::Workload(workload_name("client-1"));
         let gone = vec![Change::Remove(key)];
-        let update = leno_registry::Update { changes: gone, ..leno_registry::Update::default() };
+        let update = leno_registry::RegistryUpdate {
+            changes: gone,
+            ..leno_registry::RegistryUpdate::default()
+        };
         feed.send(update).await.unwrap();
         drop(feed);
         let left = workloads.wait_for(|all| all.len() == 1).await.unwrap();

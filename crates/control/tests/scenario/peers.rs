@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leno_discovery::{Condition, ProxyReport};
+use leno_discovery::{ProxyCondition, ProxyReport};
 use leno_model::{PlaintextClient, RejectedClient, SidecarConnections, SidecarFacts};
 use tokio::sync::watch;
 
@@ -53,7 +53,7 @@ async fn connect_sidecar(control: &Control, name: &str, listeners: &[(u16, Socke
     Proxy::connect(control, &identity, &[stock_service()], listeners).await
 }
 
-fn has_addresses(wanted: &[SocketAddr]) -> impl Fn(&Update) -> bool {
+fn has_addresses(wanted: &[SocketAddr]) -> impl Fn(&ConfigUpdate) -> bool {
     let wanted: BTreeSet<SocketAddr> = wanted.iter().copied().collect();
     move |update| stock_addresses(update).is_some_and(|found| wanted == found.into_iter().collect())
 }
@@ -181,9 +181,9 @@ fn each_control_plane_knows_the_sidecars_that_none_has_and_the_clients_that_its_
         facts.wait_for(without(&["client-2", "stock-1"])).await.unwrap();
 
         let addresses = ["10.0.0.9", "10.0.0.10"].map(|it| it.parse().unwrap());
-        let condition = Condition::plaintext_rejected(8080, &addresses, true);
+        let condition = ProxyCondition::plaintext_rejected(8080, &addresses, true);
         let report = ProxyReport { conditions: vec![condition], ..ProxyReport::default() };
-        client.send_request(Request::Listeners(Vec::new(), report)).await;
+        client.send_request(ProxyRequest::Listeners(Vec::new(), report)).await;
         let rejected = addresses.map(|client| RejectedClient {
             workload: workload_name("client-1"),
             uid: None,

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use leno_control::Control;
 use leno_discovery::{
-    ALPN, FollowError, Hello, InboundListener, IssuedBytes, JOIN_ALPN, JoinError, Request,
-    Subscriber, Update, follow_control_plane, join,
+    ALPN, ConfigUpdate, DiscoveryError, Hello, InboundListener, IssuedCertificate, JOIN_ALPN,
+    JoinError, ProxyRequest, Subscriber, follow_control_plane, join,
 };
 use leno_identity::{
-    Credential, Issued, JoinBundle, PrivateKey, Roots, client_config, control_id,
+    CertificateBundle, Credential, JoinBundle, PrivateKey, Roots, client_config, control_id,
     join_client_config,
 };
 use leno_model::{ServiceName, TrustDomain, WorkloadName};
@@ -40,14 +40,14 @@ impl Identity {
     pub(crate) async fn renew_certificate(&self, proxy: &Proxy) -> Self {
         let key = PrivateKey::generate();
         let (answer, issued) = oneshot::channel();
-        proxy.send_request(Request::Renew { csr: key.certificate_request(), answer }).await;
+        proxy.send_request(ProxyRequest::Renew { csr: key.certificate_request(), answer }).await;
         Self::new(key, issued.await.unwrap().unwrap())
     }
 
-    fn new(key: PrivateKey, issued: IssuedBytes) -> Self {
+    fn new(key: PrivateKey, issued: IssuedCertificate) -> Self {
         let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect()).unwrap();
         let chain = issued.chain.into_iter().map(Into::into).collect();
-        let issued = Issued::new(chain, roots).unwrap();
+        let issued = CertificateBundle::new(chain, roots).unwrap();
         Self { credential: Credential::new(key, issued).unwrap() }
     }
 }
@@ -98,10 +98,10 @@ async fn handshake_over(
 
 /// A proxy's stream; dropping it ends the stream.
 pub(crate) struct Proxy {
-    requests: mpsc::Sender<Request>,
-    newest: watch::Receiver<Option<Update>>,
-    seen: Rc<RefCell<Vec<Update>>>,
-    task: JoinSet<FollowError>,
+    requests: mpsc::Sender<ProxyRequest>,
+    newest: watch::Receiver<Option<ConfigUpdate>>,
+    seen: Rc<RefCell<Vec<ConfigUpdate>>>,
+    task: JoinSet<DiscoveryError>,
 }
 
 impl Proxy {
@@ -171,27 +171,30 @@ impl Proxy {
         Self::start(stream, hello_message(claimed, &[], &[]), Subscriber::new())
     }
 
-    pub(crate) fn listeners_request(listeners: &[(u16, SocketAddr)]) -> Request {
-        Request::Listeners(inbound_listeners(listeners), Default::default())
+    pub(crate) fn listeners_request(listeners: &[(u16, SocketAddr)]) -> ProxyRequest {
+        ProxyRequest::Listeners(inbound_listeners(listeners), Default::default())
     }
 
-    pub(crate) async fn send_request(&self, request: Request) {
+    pub(crate) async fn send_request(&self, request: ProxyRequest) {
         self.requests.send(request).await.unwrap();
     }
 
     /// Waits for an update that satisfies the condition.
-    pub(crate) async fn wait_for_update(&mut self, is_so: impl Fn(&Update) -> bool) -> Update {
+    pub(crate) async fn wait_for_update(
+        &mut self,
+        is_so: impl Fn(&ConfigUpdate) -> bool,
+    ) -> ConfigUpdate {
         let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_so)).await;
         found.expect("the stream goes on").clone().unwrap()
     }
 
     /// Returns all updates so far.
-    pub(crate) fn received_updates(&self) -> Vec<Update> {
+    pub(crate) fn received_updates(&self) -> Vec<ConfigUpdate> {
         self.seen.borrow().clone()
     }
 
     /// Waits for the end of the stream.
-    pub(crate) async fn wait_until_ended(&mut self) -> FollowError {
+    pub(crate) async fn wait_until_ended(&mut self) -> DiscoveryError {
         self.task.join_next().await.unwrap().unwrap()
     }
 
@@ -202,7 +205,7 @@ impl Proxy {
         let memory = Rc::clone(&seen);
         let mut task = JoinSet::new();
         task.spawn_local(async move {
-            let mut apply = |update: Update| {
+            let mut apply = |update: ConfigUpdate| {
                 memory.borrow_mut().push(update.clone());
                 sender.send_replace(Some(update));
                 Ok(())

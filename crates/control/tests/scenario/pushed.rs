@@ -33,8 +33,8 @@ impl Shop {
 #[test]
 fn the_control_plane_pushes_what_its_page_says_and_counts_it() {
     run(async {
-        let refusal = response_with(400, None, b"not today".to_vec());
-        let receiver = Receiver::start(vec![refusal]).await;
+        let rejection = response_with(400, None, b"not today".to_vec());
+        let receiver = Receiver::start(vec![rejection]).await;
         let shop = open_exporting(receiver.address, "1s").await;
         while shop.exported_points("exported").await == 0 {
             tokio::task::yield_now().await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-use leno_control::{Holder, Review, ReviewError, Reviewer};
+use leno_control::{ReviewError, ReviewFuture, Reviewer, TokenSubject};
 use leno_model::ServiceAccount;
 
 use super::*;
@@ -14,10 +14,10 @@ use crate::proxy::join_from;
 
 /// Knows the holders of some tokens.
 #[derive(Debug)]
-struct Registrar(BTreeMap<&'static str, Holder>);
+struct Registrar(BTreeMap<&'static str, TokenSubject>);
 
 impl Reviewer for Registrar {
-    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a> {
+    fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a> {
         Box::pin(async move {
             match token {
                 "down" => Err(ReviewError::Unavailable("it is down".to_owned())),
@@ -30,9 +30,9 @@ impl Reviewer for Registrar {
     }
 }
 
-fn pod_holder(pod: &str, account: &str) -> Holder {
+fn pod_holder(pod: &str, account: &str) -> TokenSubject {
     let account = ServiceAccount::new("shop", account).unwrap();
-    Holder { workload: workload_name(pod), account, uid: None }
+    TokenSubject { workload: workload_name(pod), account, uid: None }
 }
 
 async fn open_shop(joining: Duration) -> Shop {
@@ -72,8 +72,8 @@ fn whoever_holds_the_token_of_a_pod_is_that_workload_and_no_other() {
             ("nonsense", "client-1", "nobody knows the token"),
             ("down", "client-1", "cannot check join tokens at the moment"),
         ] {
-            let refused = join_as(&shop, token, name).await.unwrap_err();
-            assert!(refused.contains(expected), "{token} {name}: {refused}");
+            let rejected = join_as(&shop, token, name).await.unwrap_err();
+            assert!(rejected.contains(expected), "{token} {name}: {rejected}");
         }
         // Tokens of this mesh remain valid as well.
         shop.join("client-1").await;
@@ -103,12 +103,12 @@ fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
         let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
         let revoked = STRICT.replace("defaultPolicy: deny", account);
         shop.write(&format!("{MESH}{revoked}"));
-        let mut refused = join_as(&shop, "of-client", "client-1").await;
-        while refused.is_ok() {
-            refused = join_as(&shop, "of-client", "client-1").await;
+        let mut rejected = join_as(&shop, "of-client", "client-1").await;
+        while rejected.is_ok() {
+            rejected = join_as(&shop, "of-client", "client-1").await;
         }
-        let refused = refused.unwrap_err();
-        assert!(refused.contains("shop/client is revoked"), "{refused}");
+        let rejected = rejected.unwrap_err();
+        assert!(rejected.contains("shop/client is revoked"), "{rejected}");
     });
 }
 
@@ -116,8 +116,8 @@ fn a_revoked_account_does_not_join_by_the_token_of_a_pod() {
 fn without_somebody_to_ask_only_tokens_of_ours_are_good() {
     run(async {
         let shop = Shop::open().await;
-        let refused = join_as(&shop, "of-client", "client-1").await.unwrap_err();
-        assert!(refused.contains("the join token is unknown"), "{refused}");
+        let rejected = join_as(&shop, "of-client", "client-1").await.unwrap_err();
+        assert!(rejected.contains("the join token is unknown"), "{rejected}");
     });
 }
 
@@ -129,21 +129,25 @@ struct Slow {
 }
 
 impl Slow {
-    fn read(token: &str) -> Option<(Holder, bool)> {
+    fn read(token: &str) -> Option<(TokenSubject, bool)> {
         let mut parts = token.split('|');
         let (pod, uid, secret) = (parts.next()?, parts.next()?, parts.next()?);
-        let holder = Holder { uid: uid.parse().ok(), ..pod_holder(pod, "client") };
+        let holder = TokenSubject { uid: uid.parse().ok(), ..pod_holder(pod, "client") };
         Some((holder, secret == "good"))
     }
 }
 
 impl Reviewer for Slow {
-    fn claimed_holder(&self, token: &str, _: SystemTime) -> Result<Option<Holder>, ReviewError> {
+    fn claimed_holder(
+        &self,
+        token: &str,
+        _: SystemTime,
+    ) -> Result<Option<TokenSubject>, ReviewError> {
         let read = Self::read(token).map(|(holder, _)| Some(holder));
         read.ok_or_else(|| ReviewError::Refused("not a token".to_owned()))
     }
 
-    fn review_token<'a>(&'a self, token: &'a str) -> Review<'a> {
+    fn review_token<'a>(&'a self, token: &'a str) -> ReviewFuture<'a> {
         self.reviews.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(300)).await;
@@ -179,11 +183,11 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
                     join_from(source, &bundle, address, &name).await.is_err()
                 });
             }
-            let mut refused = 0;
+            let mut rejected = 0;
             while let Some(is_refused) = attempts.join_next().await {
-                refused += usize::from(is_refused.unwrap());
+                rejected += usize::from(is_refused.unwrap());
             }
-            assert_eq!(refused, FORGED);
+            assert_eq!(rejected, FORGED);
         };
         let honest = async {
             // While forged ones wait.
@@ -211,8 +215,8 @@ fn forged_tokens_of_one_source_keep_nobody_else_out_and_cost_few_reviews() {
         assert_eq!(slow.reviews.load(Ordering::Relaxed), before);
         for _ in 0..3 {
             let bundle = bundle("client-1||again".to_owned());
-            let refused = join_from(other, &bundle, address, &name).await.unwrap_err().to_string();
-            assert!(refused.contains("it is forged"), "{refused}");
+            let rejected = join_from(other, &bundle, address, &name).await.unwrap_err().to_string();
+            assert!(rejected.contains("it is forged"), "{rejected}");
         }
         assert_eq!(slow.reviews.load(Ordering::Relaxed), before + 1);
     });

@@ -106,7 +106,7 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             let mut found = policies.iter();
             found.find(|it| (it.kind.as_str(), it.name.as_str()) == (kind, name)).expect(name)
         };
-        for (kind, name, why) in [
+        for (kind, name, reason) in [
             ("OutlierDetection", "shop/a", None),
             (
                 "OutlierDetection",
@@ -122,7 +122,11 @@ fn every_kind_of_rules_has_a_status_with_the_true_cause() {
             ("Retry", "shop/first", Some("Retry shop/again applies to the same requests")),
         ] {
             let status = status(kind, name);
-            assert_eq!((status.in_force, status.reason.as_deref()), (why.is_none(), why), "{name}");
+            assert_eq!(
+                (status.in_force, status.reason.as_deref()),
+                (reason.is_none(), reason),
+                "{name}"
+            );
         }
         assert_eq!(status("Hedging", "shop/lost").problems, ["Service shop/nobody does not exist"]);
         assert_eq!(status("TagRoute", "shop/all").destination, "shop/*");
@@ -189,15 +193,15 @@ fn a_route_is_refused_only_where_it_decides_nothing() {
             tokio::task::yield_now().await;
         };
         let of = |kind: &str| routes.iter().find(|it| it.kind == kind).expect(kind);
-        let why = "GRPCRoute shop/a is attached to the same port and takes precedence";
+        let reason = "GRPCRoute shop/a is attached to the same port and takes precedence";
         // It applies at the other port.
         let http = of("HTTPRoute");
         let said: Vec<(&str, bool)> =
             http.attached.iter().map(|it| (it.parent.as_str(), it.accepted)).collect();
         assert_eq!(said, [("shop/two", true), ("shop/two:80", false)]);
         assert_eq!(http.attached[0].reasons, [""; 0]);
-        assert_eq!(http.attached[1].reasons, [why]);
-        assert_eq!(http.problems, [why]);
+        assert_eq!(http.attached[1].reasons, [reason]);
+        assert_eq!(http.problems, [reason]);
         let ungranted = "no ReferenceGrant permits the Service bank/vault";
         let tls = of("TLSRoute");
         assert_eq!((tls.attached[0].accepted, tls.attached[0].resolved), (true, false));
@@ -302,12 +306,12 @@ fn a_policy_that_decides_by_request_is_not_in_force_where_each_port_carries_tcp(
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{BYTES}"));
         let policies = wait_for_policies(&shop, 5).await;
-        let why = |name| inactive_reason(&policies, name);
+        let reason = |name| inactive_reason(&policies, name);
         let port = Some("port 90 of shop/bytes carries TCP, in which requests are not visible");
-        assert_eq!((why("shop/hedging"), why("shop/limit")), (port, port));
-        assert_eq!((why("shop/breaker"), why("shop/faults")), (None, None));
+        assert_eq!((reason("shop/hedging"), reason("shop/limit")), (port, port));
+        assert_eq!((reason("shop/breaker"), reason("shop/faults")), (None, None));
         let ports = "the ports of shop/bytes carry TCP, in which requests are not visible";
-        assert_eq!(why("shop/retry"), Some(ports));
+        assert_eq!(reason("shop/retry"), Some(ports));
     });
 }
 
@@ -333,12 +337,12 @@ fn rules_about_tags_are_not_in_force_where_a_route_forwards_everything() {
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{AWAY}{AWAY_TAGS}"));
         let policies = wait_for_policies(&shop, 7).await;
-        let why = |name| inactive_reason(&policies, name);
+        let reason = |name| inactive_reason(&policies, name);
         let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
         let tags = format!("{all} tag rules select from the endpoints of shop/away only");
-        assert_eq!((why("shop/tags"), why("shop/theirs")), (Some(&*tags), None));
+        assert_eq!((reason("shop/tags"), reason("shop/theirs")), (Some(&*tags), None));
         let lane = format!("{all} no workload of shop/away receives any");
-        assert_eq!(why("shop/lane"), Some(&*lane));
+        assert_eq!(reason("shop/lane"), Some(&*lane));
     });
 }
 
@@ -364,8 +368,8 @@ fn a_retry_is_not_in_force_where_each_rule_of_the_route_decides_about_retries() 
         let shop = Shop::open().await;
         shop.write(&format!("{MESH}{OWN_RETRY}"));
         let policies = wait_for_policies(&shop, 1).await;
-        let why =
+        let reason =
             "HTTPRoute shop/stock has a `retry` in each rule that forwards requests to shop/stock";
-        assert_eq!((policies[0].in_force, policies[0].reason.as_deref()), (false, Some(why)));
+        assert_eq!((policies[0].in_force, policies[0].reason.as_deref()), (false, Some(reason)));
     });
 }

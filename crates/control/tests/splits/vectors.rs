@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use leno_control::snapshot_for;
 use leno_model::{Object, Reason, ServiceName, WeightedBackend, WorkloadName};
-use leno_registry::{Rejected, read_str};
-use leno_traffic::{Plans, RequestView, RouteChoice, tcp_backend};
+use leno_registry::{RejectedDocument, read_str};
+use leno_traffic::{CompiledSnapshot, RequestView, RouteChoice, tcp_backend};
 use serde_json::Value;
 
 #[test]
@@ -35,7 +35,8 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     }
     let root: ServiceName = "shop/stock".parse().unwrap();
     let caller = WorkloadName::new("shop", "caller").unwrap();
-    let plans = Plans::build(Arc::new(snapshot_for(&objects, &caller, &[root]).unwrap()), None);
+    let plans =
+        CompiledSnapshot::build(Arc::new(snapshot_for(&objects, &caller, &[root]).unwrap()), None);
     let plans = plans.unwrap();
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
@@ -51,7 +52,7 @@ fn find_mismatches(group: &Value) -> Vec<String> {
 }
 
 /// Returns the backend that the root's sidecar selects, `own` for the root's own endpoints, or the reason.
-fn selected_backend(plans: &Plans, case: &Value, draw: u64) -> String {
+fn selected_backend(plans: &CompiledSnapshot, case: &Value, draw: u64) -> String {
     let root = plans.service(&"shop/stock".parse().unwrap()).unwrap();
     let port = u16::try_from(case["port"].as_u64().unwrap()).unwrap();
     let port = &root.ports[&port];
@@ -83,7 +84,7 @@ fn selected_backend(plans: &Plans, case: &Value, draw: u64) -> String {
 }
 
 /// Returns a backend that exists with its port; a sidecar rejects requests for others.
-fn existing_backend(plans: &Plans, backend: Option<&WeightedBackend>) -> String {
+fn existing_backend(plans: &CompiledSnapshot, backend: Option<&WeightedBackend>) -> String {
     let known = backend.filter(|backend| {
         let plan = plans.service(&backend.service);
         plan.is_some_and(|plan| plan.ports.contains_key(&backend.port))
@@ -93,7 +94,7 @@ fn existing_backend(plans: &Plans, backend: Option<&WeightedBackend>) -> String 
 }
 
 /// Returns the caller, the services with a workload each, and the documents of the group.
-fn group_objects(documents: &Value) -> (Vec<Object>, Vec<Rejected>) {
+fn group_objects(documents: &Value) -> (Vec<Object>, Vec<RejectedDocument>) {
     let both =
         "{name: web, port: 9080, appProtocol: http}, {name: db, port: 5432, appProtocol: tcp}";
     let web = "{name: web, port: 9080, appProtocol: http}";

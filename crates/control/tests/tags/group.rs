@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use leno_control::snapshot_for;
 use leno_model::{Endpoint, Object, ServiceName, WorkloadName};
-use leno_registry::{Rejected, read_str};
-use leno_traffic::{Chance, Draw, Plans, RequestView, Shares};
+use leno_registry::{RejectedDocument, read_str};
+use leno_traffic::{CompiledSnapshot, DrawPurpose, RandomChoice, RequestView, WeightedTargets};
 use serde_json::{Value, json};
 
 /// Reads a file of vectors.
@@ -48,7 +48,7 @@ impl Group<'_> {
             None => workload_name("caller"),
         };
         let snapshot = snapshot_for(&objects, &caller, &[service]).unwrap();
-        let plans = Plans::build(Arc::new(snapshot), None).unwrap();
+        let plans = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
         let mut wrong = Vec::new();
         for case in self.group["cases"].as_array().unwrap() {
             for expected in case["expect"].as_array().unwrap() {
@@ -64,7 +64,7 @@ impl Group<'_> {
     }
 
     /// Returns the mesh of the group: the fleet of `orders`, the caller, and the rules.
-    fn mesh_objects(&self, rules: &[String]) -> (Vec<Object>, Vec<Rejected>) {
+    fn mesh_objects(&self, rules: &[String]) -> (Vec<Object>, Vec<RejectedDocument>) {
         let fleet = match &self.group["fleet"] {
             Value::String(name) => &self.vectors["fleets"][name],
             fleet => fleet,
@@ -135,7 +135,7 @@ fn rule_document(index: usize, rules: &Value) -> Value {
 }
 
 /// Returns the result for a request, in the form of an expectation.
-fn decide_request(plans: &Plans, request: &Value, expected: &Value) -> Value {
+fn decide_request(plans: &CompiledSnapshot, request: &Value, expected: &Value) -> Value {
     let headers: Vec<(String, String)> = request["headers"]
         .as_array()
         .into_iter()
@@ -186,13 +186,13 @@ fn without_draws(expected: &Value) -> Value {
 /// The draws of an expectation, from 1 to the total.
 struct Draws<'a>(Option<&'a Value>);
 
-impl Chance for Draws<'_> {
-    fn pick_target(&mut self, draw: Draw, shares: &Shares) -> usize {
+impl RandomChoice for Draws<'_> {
+    fn pick_target(&mut self, draw: DrawPurpose, shares: &WeightedTargets) -> usize {
         let name = match draw {
-            Draw::Route => "route",
-            Draw::Fallback => "fallback",
-            Draw::Caller => "tag",
-            Draw::Lane => "lane",
+            DrawPurpose::Route => "route",
+            DrawPurpose::Fallback => "fallback",
+            DrawPurpose::Caller => "tag",
+            DrawPurpose::Lane => "lane",
         };
         let drawn = self.0.and_then(|draws| draws[name].as_u64());
         let drawn = drawn.unwrap_or_else(|| panic!("{name} is drawn, and no draw is given"));

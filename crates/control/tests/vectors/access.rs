@@ -5,9 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_control::snapshot_for;
-use leno_model::{Egress, Name, Object, Reach, Reason, ServiceAccount, SpiffeId, TrustDomain};
+use leno_model::{
+    ClientAuthorization, Egress, Name, Object, Reason, ServiceAccount, SpiffeId, TrustDomain,
+};
 use leno_traffic::{
-    Carrier, ConnectionPermit, Denial, InboundAccess, Origin, Permit, Plans, RequestView, Way,
+    CompiledSnapshot, ConnectionOrigin, ConnectionPermit, Denial, EgressDecision, InboundAccess,
+    RequestPermit, RequestView, SessionTransport,
 };
 use serde_json::{Value, json};
 
@@ -59,7 +62,7 @@ fn decide_inbound(objects: &[Object], case: &Value, request: Option<&RequestView
     let stock = parse_workload("shop/stock");
     let port = application_port(case["port"].as_u64().unwrap());
     let snapshot = snapshot_for(objects, &stock, &[]).unwrap();
-    let access = InboundAccess::from_config(&snapshot.plan).unwrap();
+    let access = InboundAccess::from_config(&snapshot.config).unwrap();
     let is_direct = case["direct"].as_bool().unwrap_or(false);
     let (peer, origin) = match case["from"].as_str() {
         Some(client) => {
@@ -103,7 +106,7 @@ fn decide_access(
     access: &InboundAccess,
     permit: &ConnectionPermit,
     request: Option<&RequestView<'_>>,
-) -> Result<Permit, Denial> {
+) -> Result<RequestPermit, Denial> {
     match request {
         Some(request) => access.authorize_request(permit, request),
         None => access.authorize_tcp(permit),
@@ -114,7 +117,7 @@ fn decide_access(
 fn may_call(objects: &[Object], client: &str) -> bool {
     let service = "shop/stock".parse().unwrap();
     let snapshot = snapshot_for(objects, &parse_workload(client), &[service]).unwrap();
-    snapshot.services.values().all(|view| view.reach == Reach::Allowed)
+    snapshot.services.values().all(|view| view.client_authorization == ClientAuthorization::Allowed)
 }
 
 /// Decides a call to an address outside the mesh.
@@ -126,10 +129,11 @@ fn decide_outbound(
 ) -> Value {
     let at: SocketAddr = to.parse().unwrap();
     let client = parse_workload(case["from"].as_str().unwrap());
-    let plans = Plans::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
+    let plans =
+        CompiledSnapshot::build(Arc::new(snapshot_for(objects, &client, &[]).unwrap()), None);
     let plans = plans.unwrap();
     let way = plans.egress_rules.permission_for(at);
-    if plans.snapshot.plan.egress == Egress::Allow || way == Way::Open {
+    if plans.snapshot.config.egress == Egress::Allow || way == EgressDecision::Allowed {
         return json!("allowed");
     }
     let denied = |is_seen| client_result(Reason::EgressDenied, is_seen);
@@ -138,13 +142,13 @@ fn decide_outbound(
         plans.egress_rules.by_server_name(at, name)
     };
     match (way, request) {
-        (Way::Inspected { by_request: true, .. }, Some(request)) => {
+        (EgressDecision::Inspected { by_request: true, .. }, Some(request)) => {
             match plans.egress_rules.by_request(at, request) {
                 Some(_) => json!("allowed"),
                 None => denied(true),
             }
         }
-        (Way::Inspected { by_server_name: true, .. }, None) if by_name().is_some() => {
+        (EgressDecision::Inspected { by_server_name: true, .. }, None) if by_name().is_some() => {
             json!("allowed")
         }
         _ => denied(false),
@@ -172,15 +176,18 @@ fn external_principal(tls: &Value) -> Option<Name> {
     tls["guest"].as_str().map(|name| Name::new(name).unwrap())
 }
 
-fn parse_origin(from: &Value) -> Origin {
+fn parse_origin(from: &Value) -> ConnectionOrigin {
     let carrier = match from.get("tls") {
-        None => Carrier::Clear,
-        Some(tls) => Carrier::Tls {
-            asked: tls["serverName"].as_str().map(Into::into),
+        None => SessionTransport::Plaintext,
+        Some(tls) => SessionTransport::Tls {
+            server_name: tls["serverName"].as_str().map(Into::into),
             external_principal: external_principal(tls).into_iter().collect(),
         },
     };
-    Origin { address: from["address"].as_str().unwrap().parse().unwrap(), carrier }
+    ConnectionOrigin {
+        address: from["address"].as_str().unwrap().parse().unwrap(),
+        transport: carrier,
+    }
 }
 
 /// Returns the application port of a service port.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use leno_model::{Object, WorkloadName};
-use leno_registry::{Rejected, read_str};
+use leno_registry::{RejectedDocument, read_str};
 use leno_traffic::RequestView;
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub(crate) fn run(file: &str, least: usize, wrong: impl Fn(&[Object], &Value) ->
 }
 
 /// Returns the mesh of all groups, the settings of the group if any, and its documents.
-fn group_objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<Rejected>) {
+fn group_objects(vectors: &Value, group: &Value) -> (Vec<Object>, Vec<RejectedDocument>) {
     let config = group.get("config").map(|spec| {
         json!({
             "apiVersion": "leno.dev/v1alpha1",

@@ -2,7 +2,7 @@
 
 use leno_model::{FailureClasses, Object, Reason, ServiceRule};
 use leno_registry::read_str;
-use leno_traffic::outlier::{Ending, Failed, classify_ending};
+use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_ending};
 use serde_json::{Value, json};
 
 use crate::case::read_vectors;
@@ -19,13 +19,13 @@ fn what_sermant_is_reported_to_count_counts() {
         let exceptions = case.get("exceptions").unwrap_or(&vectors["exceptions"]);
         let ending = &case["ending"];
         let ending = match ending["reason"].as_str() {
-            Some(label) => Ending::Broken(Reason::from_label(label).unwrap()),
+            Some(label) => EndpointResult::Failed(Reason::from_label(label).unwrap()),
             None => {
                 let status = u16::try_from(ending["status"].as_u64().unwrap()).unwrap();
-                Ending::Answered { status, grpc: None }
+                EndpointResult::Response { status, grpc: None }
             }
         };
-        let counts = classify_ending(&failure_classes(exceptions), ending) == Failed::Yes;
+        let counts = classify_ending(&failure_classes(exceptions), ending) == FailureEvidence::Yes;
         assert_eq!(json!(counts), case["counts"], "{}", case["name"]);
     }
 }

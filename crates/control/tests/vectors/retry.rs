@@ -7,8 +7,8 @@ use leno_control::snapshot_for;
 use leno_model::{Object, Reason};
 use leno_traffic::retry::{is_idempotent, retry_pause};
 use leno_traffic::{
-    Attempt, CompiledActions, Plans, PortRoutes, RequestView, RetryBudget, RouteChoice, Sent,
-    Setback, may_retry, retry_by_rule,
+    AttemptFailure, CompiledActions, CompiledSnapshot, FailedAttempt, PortRoutes, RequestView,
+    RetryBudget, RouteChoice, SentPart, may_retry, retry_by_rule,
 };
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
     let client = parse_workload("shop/web");
     let service = || "shop/stock".parse().unwrap();
     let snapshot = snapshot_for(objects, &client, &[service()]).unwrap();
-    let plans = Plans::build(Arc::new(snapshot), None).unwrap();
+    let plans = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
     let routes = &plans.service(&service()).unwrap().ports[&9080].routes;
     let mut wrong = Vec::new();
     for case in group["cases"].as_array().unwrap() {
@@ -66,8 +66,8 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
     let mut pauses = Vec::new();
     for (number, setback) in (0..).zip(case["setbacks"].as_array().unwrap()) {
         let was_sent = setback["sent"].as_bool().unwrap_or(true);
-        let attempt = Attempt {
-            sent: if was_sent { Sent::HeadOrMore } else { Sent::Nothing },
+        let attempt = FailedAttempt {
+            sent: if was_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
             idempotent: is_idempotent(request.method),
             body_replayable: case["body"].as_str() != Some("lost"),
             response_started: setback["started"].as_bool().unwrap_or(false),
@@ -77,14 +77,16 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
         };
         let failed = setback["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
         let setback = match failed {
-            Some(reason) => Setback::Failed(reason),
-            None => Setback::Answered(u16::try_from(setback["status"].as_u64().unwrap()).unwrap()),
+            Some(reason) => AttemptFailure::Failed(reason),
+            None => AttemptFailure::Response(
+                u16::try_from(setback["status"].as_u64().unwrap()).unwrap(),
+            ),
         };
         let again = match (rule, setback) {
             (Some(rule), _) => retry_by_rule(rule, setback, &attempt),
-            (None, Setback::Failed(reason)) => may_retry(reason, &attempt),
+            (None, AttemptFailure::Failed(reason)) => may_retry(reason, &attempt),
             // Without a rule, responses are not retried.
-            (None, Setback::Answered(_)) => false,
+            (None, AttemptFailure::Response(_)) => false,
         };
         if !again {
             pauses.push(json!(false));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leno_control::snapshot_for;
 use leno_model::{Object, Reason};
 use leno_traffic::cors::{CrossOrigin, apply_cors};
-use leno_traffic::{FieldEdits, Plans, RequestView, RouteChoice};
+use leno_traffic::{CompiledSnapshot, FieldEdits, RequestView, RouteChoice};
 use serde_json::{Map, Value, json};
 
 use crate::case::{parse_workload, request_headers, request_view, run};
@@ -32,7 +32,7 @@ fn find_mismatches(objects: &[Object], group: &Value, decide: Decide) -> Vec<Str
         let client = parse_workload(case["from"].as_str().unwrap_or("shop/web"));
         let service = "shop/stock".parse().unwrap();
         let snapshot = snapshot_for(objects, &client, &[service]).unwrap();
-        let plans = Plans::build(Arc::new(snapshot), None).unwrap();
+        let plans = CompiledSnapshot::build(Arc::new(snapshot), None).unwrap();
         let stock = plans.service(&"shop/stock".parse().unwrap()).unwrap();
         let port = u16::try_from(case["port"].as_u64().unwrap_or(9080)).unwrap();
         let headers = request_headers(&case["request"]);

@@ -15,7 +15,7 @@ use crate::key::ChangeId;
 use crate::publisher::Publisher;
 
 /// Follows a control plane that sends these bytes and then stays silent.
-async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> FollowError {
+async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> DiscoveryError {
     let (near, mut far) = duplex(1 << 20);
     far.write_all(bytes).await.unwrap();
     let (_requests, mut queue) = mpsc::channel(1);
@@ -24,7 +24,7 @@ async fn follow_bytes(bytes: &[u8], subscriber: &mut Subscriber) -> FollowError 
         gateway_hello(),
         subscriber,
         &mut queue,
-        &mut |_: Update| Ok(()),
+        &mut |_: ConfigUpdate| Ok(()),
     )
     .await;
     drop(far);
@@ -37,7 +37,7 @@ fn frame_message(message: to_proxy::Message) -> Vec<u8> {
     [&length.to_be_bytes()[..], &message].concat()
 }
 
-fn delta_for(update: Update) -> Vec<u8> {
+fn delta_for(update: ConfigUpdate) -> Vec<u8> {
     let mut publisher = Publisher::new(Vec::new());
     publisher.set_update(update);
     frame_message(to_proxy::Message::Delta(delta_to_wire(publisher.next_delta().unwrap())))
@@ -47,7 +47,7 @@ fn delta_for(update: Update) -> Vec<u8> {
 async fn a_mute_control_plane_is_left_after_a_bounded_silence() {
     let start = Instant::now();
     let error = follow_bytes(&[], &mut Subscriber::new()).await;
-    assert!(matches!(error, FollowError::Silent), "{error}");
+    assert!(matches!(error, DiscoveryError::Silent), "{error}");
     assert_eq!(start.elapsed(), SILENCE_MAX);
 }
 
@@ -87,11 +87,11 @@ async fn a_closed_stream_is_reported_from_a_broken_one() {
             gateway_hello(),
             &mut subscriber,
             &mut queue,
-            &mut |_: Update| Ok(()),
+            &mut |_: ConfigUpdate| Ok(()),
         )
         .await;
-        assert_eq!(matches!(error, FollowError::Closed), closed, "{error}");
-        assert_eq!(matches!(error, FollowError::Io(_)), !closed, "{error}");
+        assert_eq!(matches!(error, DiscoveryError::Closed), closed, "{error}");
+        assert_eq!(matches!(error, DiscoveryError::Io(_)), !closed, "{error}");
     }
 }
 
@@ -102,7 +102,7 @@ async fn dropping_the_future_keeps_what_was_applied() {
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut applied = Vec::new();
-    let mut apply = |update: Update| {
+    let mut apply = |update: ConfigUpdate| {
         applied.push(update.change);
         Ok(())
     };
@@ -128,7 +128,7 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
     }
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
-    let mut apply = |_: Update| Ok(());
+    let mut apply = |_: ConfigUpdate| Ok(());
     let following =
         follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let reading = async {
@@ -138,7 +138,7 @@ async fn a_world_that_is_too_large_to_be_listed_is_asked_for_anew() {
         (proto::FromProxy::decode(frame).unwrap().message, reader)
     };
     let (error, (first, _reader)) = tokio::join!(following, reading);
-    assert!(matches!(error, FollowError::Stopped), "{error}");
+    assert!(matches!(error, DiscoveryError::Stopped), "{error}");
     match first {
         Some(from_proxy::Message::Hello(hello)) => assert!(hello.held.is_empty()),
         other => panic!("not a hello: {other:?}"),
@@ -153,14 +153,18 @@ async fn a_renewal_while_another_waits_is_refused_at_once() {
     let mut waiting = Vec::new();
     for size in [100, 100, CSR_BYTES_MAX + 1] {
         let (answer, receiver) = tokio::sync::oneshot::channel();
-        requests.send(Request::Renew { csr: vec![0; size], answer }).await.unwrap();
+        requests.send(ProxyRequest::Renew { csr: vec![0; size], answer }).await.unwrap();
         waiting.push(receiver);
     }
     drop(requests);
     let mut subscriber = Subscriber::new();
-    follow_control_plane(near, gateway_hello(), &mut subscriber, &mut queue, &mut |_: Update| {
-        Ok(())
-    })
+    follow_control_plane(
+        near,
+        gateway_hello(),
+        &mut subscriber,
+        &mut queue,
+        &mut |_: ConfigUpdate| Ok(()),
+    )
     .await;
     let mut answers = Vec::new();
     for receiver in waiting {
@@ -180,7 +184,7 @@ async fn many_services_are_subscribed_in_messages_that_fit() {
     let (near, far) = duplex(1 << 20);
     let (requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, wanted) = (Subscriber::new(), hello.services.clone());
-    let mut apply = |_: Update| Ok(());
+    let mut apply = |_: ConfigUpdate| Ok(());
     let following = follow_control_plane(near, hello, &mut subscriber, &mut queue, &mut apply);
     let reading = async {
         let mut reader = FrameReader::new(far, REQUEST_BYTES_MAX);

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use leno_model::{EndpointId, PortView, ServiceName, ServiceView, Snapshot};
+use leno_model::{EndpointId, PortConfig, ServiceConfig, ServiceName, Snapshot};
 
-use super::withheld::Withheld;
-use crate::doubt::Doubt;
-use crate::holdings::Holdings;
-use crate::key::{ResourceKey, Version};
+use super::rejected_resources::RejectedResources;
+use crate::held_versions::HeldVersions;
+use crate::key::{ResourceKey, ResourceVersion};
+use crate::unknown_endpoints::UnknownEndpoints;
 
 /// The part of a snapshot to send now.
 ///
@@ -17,8 +17,8 @@ use crate::key::{ResourceKey, Version};
 /// endpoints. Services that a held service routes to are always sent, because references must be valid.
 pub(super) fn sendable_part(
     snapshot: &Arc<Snapshot>,
-    doubt: &Doubt,
-    held: &Holdings,
+    doubt: &UnknownEndpoints,
+    held: &HeldVersions,
 ) -> Arc<Snapshot> {
     let mut hidden = with_users(snapshot, services_without_endpoints(snapshot, doubt, held));
     if hidden.is_empty() {
@@ -39,35 +39,35 @@ pub(super) fn sendable_part(
     let services = shown.map(|(name, view)| (name.clone(), Arc::clone(view))).collect();
     let addresses = snapshot.addresses.clone();
     let names = snapshot.names.clone();
-    Arc::new(Snapshot { plan: Arc::clone(&snapshot.plan), services, addresses, names })
+    Arc::new(Snapshot { config: Arc::clone(&snapshot.config), services, addresses, names })
 }
 
 /// The resources that a proxy keeps unchanged.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept<'a> {
     /// Rejected resources.
-    pub(super) withheld: &'a Withheld,
+    pub(super) rejected_resources: &'a RejectedResources,
     /// Uncertain endpoints and addresses.
-    pub(super) doubt: &'a Doubt,
+    pub(super) unknown_endpoints: &'a UnknownEndpoints,
 }
 
 impl Kept<'_> {
     /// True if this content, or the removal (`None`), is not sent although it differs.
-    pub(super) fn contains(&self, key: &ResourceKey, version: Option<Version>) -> bool {
+    pub(super) fn contains(&self, key: &ResourceKey, version: Option<ResourceVersion>) -> bool {
         let uncertain = match key {
-            ResourceKey::Endpoint(id) => version.is_none() && self.doubt.contains(id),
-            ResourceKey::Address(address) => self.doubt.is_about(address),
-            ResourceKey::Plan | ResourceKey::Service(_) | ResourceKey::Name(_) => false,
+            ResourceKey::Endpoint(id) => version.is_none() && self.unknown_endpoints.contains(id),
+            ResourceKey::Address(address) => self.unknown_endpoints.is_about(address),
+            ResourceKey::Workload | ResourceKey::Service(_) | ResourceKey::Name(_) => false,
         };
-        uncertain || self.withheld.contains(key, version)
+        uncertain || self.rejected_resources.contains(key, version)
     }
 }
 
 /// Services with a port that has no endpoint, keeps none at the proxy, and may still get one.
 fn services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
-    doubt: &'a Doubt,
-    held: &Holdings,
+    doubt: &'a UnknownEndpoints,
+    held: &HeldVersions,
 ) -> BTreeSet<&'a ServiceName> {
     let mut answered = BTreeMap::new();
     for EndpointId { service, port, workload } in doubt.iter() {
@@ -104,6 +104,6 @@ fn with_users<'a>(
     all
 }
 
-fn backend_services(view: &ServiceView) -> impl Iterator<Item = &ServiceName> {
-    view.ports.values().flat_map(PortView::backends).map(|backend| &backend.service)
+fn backend_services(view: &ServiceConfig) -> impl Iterator<Item = &ServiceName> {
+    view.ports.values().flat_map(PortConfig::backends).map(|backend| &backend.service)
 }

@@ -13,7 +13,7 @@ use crate::subscriber::Subscriber;
 fn publish_all(
     publisher: &mut Publisher,
     subscriber: &mut Subscriber,
-    judge: impl Fn(&Upsert) -> Option<Refusal>,
+    judge: impl Fn(&Upsert) -> Option<ResourceRejection>,
 ) -> Vec<Delta> {
     let mut deltas = Vec::new();
     while let Some(delta) = publisher.next_delta() {
@@ -33,11 +33,11 @@ fn publish_all(
     deltas
 }
 
-fn accept_all(_: &Upsert) -> Option<Refusal> {
+fn accept_all(_: &Upsert) -> Option<ResourceRejection> {
     None
 }
 
-fn publisher_and_subscriber(update: Update) -> (Publisher, Subscriber) {
+fn publisher_and_subscriber(update: ConfigUpdate) -> (Publisher, Subscriber) {
     let (mut publisher, mut subscriber) = (Publisher::new(Vec::new()), Subscriber::new());
     publisher.set_update(update);
     publish_all(&mut publisher, &mut subscriber, accept_all);
@@ -95,7 +95,7 @@ fn one_delta_is_in_flight_and_the_newest_offer_wins() {
     assert_eq!(publisher.next_delta(), None);
     assert_eq!(publisher.acknowledge(first.nonce + 7), None, "not in flight");
     let acked = publisher.acknowledge(first.nonce);
-    assert_eq!(acked, Some(Acked { change: ChangeId(1), whole: true }));
+    assert_eq!(acked, Some(AcknowledgedDelta { change: ChangeId(1), whole: true }));
     assert_eq!(publisher.acknowledge(first.nonce), None, "already answered");
     let second = publisher.next_delta().unwrap();
     assert_eq!(second.change, ChangeId(3));
@@ -127,7 +127,7 @@ fn a_proxy_that_reconnects_gets_only_what_differs() {
 fn a_refused_resource_is_not_sent_again_until_it_changes() {
     let bad = |upsert: &Upsert| {
         let bad = upsert.key == ResourceKey::Service(service_name("bad"));
-        bad.then(|| Refusal::new(upsert.key.clone(), "not a regular expression"))
+        bad.then(|| ResourceRejection::new(upsert.key.clone(), "not a regular expression"))
     };
     let (mut publisher, mut subscriber) = publisher_and_subscriber(update_with(1, []));
     publisher.set_update(update_with(2, [service_config("bad", 2), service_config("good", 2)]));
@@ -159,7 +159,7 @@ fn a_refused_resource_is_not_sent_again_until_it_changes() {
 fn what_depends_on_a_refused_resource_waits_for_it() {
     let refuse_ratings = |upsert: &Upsert| {
         let bad = upsert.key == ResourceKey::Service(service_name("ratings"));
-        bad.then(|| Refusal::new(upsert.key.clone(), "no"))
+        bad.then(|| ResourceRejection::new(upsert.key.clone(), "no"))
     };
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
@@ -190,7 +190,7 @@ fn a_refusal_that_names_nothing_that_was_sent_waits_for_the_next_offer() {
     let (mut publisher, mut subscriber) = publisher_and_subscriber(update_with(1, []));
     publisher.set_update(update_with(2, [service_config("a", 1)]));
     let delta = publisher.next_delta().unwrap();
-    let other = Refusal::new(ResourceKey::Plan, "the address is in use");
+    let other = ResourceRejection::new(ResourceKey::Workload, "the address is in use");
     assert_eq!(publisher.reject_delta(delta.nonce, &[other]), Some(ChangeId(2)));
     assert_eq!(publisher.next_delta(), None);
     assert!(
@@ -264,7 +264,11 @@ fn a_world_larger_than_a_message_arrives_in_parts() {
 }
 
 /// The configuration without some endpoints of a service; their absence is uncertain.
-fn without_endpoints(mut world: Update, name: &str, indexes: &[u16]) -> (Update, Vec<EndpointId>) {
+fn without_endpoints(
+    mut world: ConfigUpdate,
+    name: &str,
+    indexes: &[u16],
+) -> (ConfigUpdate, Vec<EndpointId>) {
     let service = service_name(name);
     let ids: Vec<EndpointId> = indexes.iter().map(|i| service_endpoint(&service, *i).id).collect();
     let services = &mut Arc::make_mut(&mut world.snapshot).services;
@@ -284,7 +288,7 @@ fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
     let mut publisher = Publisher::new(subscriber.held_versions());
     let (mut partial, doubtful) = without_endpoints(bookinfo_update(), "ratings", &[0, 2]);
     partial.change = ChangeId(2);
-    Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).plan).outbound_listeners.clear();
+    Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).config).outbound_listeners.clear();
     let services = &mut Arc::make_mut(&mut partial.snapshot).services;
     services.insert(service_name("details"), Arc::new(service_config("details", 1)));
     publisher.offer_in_doubt(partial.clone(), doubtful.into_iter().collect());
@@ -292,7 +296,7 @@ fn endpoints_in_doubt_stay_and_all_that_is_certain_is_sent() {
     assert!(deltas.len() == 1 && deltas[0].removed.is_empty(), "{deltas:?}");
     assert_eq!(publisher.applied_change(), Some(ChangeId(2)), "all that can be said has been said");
     let held = &subscriber.current_update().unwrap().snapshot;
-    assert_eq!(held.plan, partial.snapshot.plan);
+    assert_eq!(held.config, partial.snapshot.config);
     assert_eq!(
         (endpoint_count(&subscriber, "details"), endpoint_count(&subscriber, "ratings")),
         (1, 3)
@@ -368,7 +372,7 @@ fn what_a_held_service_leads_to_is_sent_however_it_is() {
 fn absent_services_that_were_not_accepted_are_reported_again() {
     let refuse_missing = |upsert: &Upsert| {
         let bad = upsert.key == ResourceKey::Service(service_name("missing"));
-        bad.then(|| Refusal::new(upsert.key.clone(), "no"))
+        bad.then(|| ResourceRejection::new(upsert.key.clone(), "no"))
     };
     let (mut publisher, mut subscriber) = publisher_and_subscriber(bookinfo_update());
     let whole = |change: u64, endpoints: u16| {
@@ -379,7 +383,7 @@ fn absent_services_that_were_not_accepted_are_reported_again() {
         }
         let missing = Arc::make_mut(services.get_mut(&service_name("missing")).unwrap());
         missing.ports.get_mut(&9080).unwrap().name = (endpoints == 1).then(|| "a".parse().unwrap());
-        Update { absent: BTreeSet::new(), change: ChangeId(change), ..whole }
+        ConfigUpdate { absent: BTreeSet::new(), change: ChangeId(change), ..whole }
     };
     publisher.set_update(whole(2, 1));
     publish_all(&mut publisher, &mut subscriber, refuse_missing);

@@ -5,12 +5,12 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::budget::Budget;
-use crate::client::{Follower, follow_control_plane};
+use crate::client::{UpdateHandler, follow_control_plane};
 use crate::event::Event;
 use crate::fixture::gateway_hello;
-use crate::message::{Hello, Refusal, Update};
+use crate::message::{ConfigUpdate, Hello, ResourceRejection};
 use crate::queue::event_queue;
-use crate::server::{Operators, serve_proxy};
+use crate::server::{OperatorSessions, serve_proxy};
 use crate::subscriber::Subscriber;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
@@ -18,8 +18,8 @@ const CONNECTION: ConnectionId = ConnectionId(7);
 /// A proxy that passes its queries to the test.
 struct Handing(mpsc::Sender<Query>);
 
-impl Follower for Handing {
-    fn apply_update(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
+impl UpdateHandler for Handing {
+    fn apply_update(&mut self, _: ConfigUpdate) -> Result<(), Vec<ResourceRejection>> {
         Ok(())
     }
 
@@ -38,26 +38,26 @@ struct Exchange {
 }
 
 impl Exchange {
-    async fn send_query(&self, path: &str) -> Result<ProxyAnswer, QueryError> {
+    async fn send_query(&self, path: &str) -> Result<QueryResponse, QueryError> {
         self.queries.send_query(CONNECTION, path.to_owned()).await
     }
 
     /// Answers the next query at the proxy with this body.
     async fn respond_next(&mut self, body: &[u8]) -> String {
         let query = self.at_proxy.recv().await.unwrap();
-        query.answer.send(ProxyAnswer { status: 200, body: body.to_vec() }).unwrap();
+        query.answer.send(QueryResponse { status: 200, body: body.to_vec() }).unwrap();
         query.path
     }
 }
 
-async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: Operators) {
+async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: OperatorSessions) {
     let (queue, mut events) = event_queue(16);
     let served = serve_proxy(near, CONNECTION, queue.create_sender(budget), None, operators);
     let owner = async {
         let mut standings = Vec::new();
         while let Some(queued) = events.recv().await {
             if let Event::Connected(connected) = queued.event {
-                standings.push(connected.standing);
+                standings.push(connected.responses);
             }
         }
     };
@@ -70,7 +70,8 @@ async fn control_plane(near: DuplexStream, budget: Arc<Budget>, operators: Opera
 /// Runs a test against both ends of a stream.
 async fn with_stream(answers_queries: bool, test: impl AsyncFnOnce(Exchange)) {
     let (near, far) = duplex(64 << 10);
-    let (operators, budget) = (Operators::new(u64::MAX), Arc::new(Budget::new(Instant::now())));
+    let (operators, budget) =
+        (OperatorSessions::new(u64::MAX), Arc::new(Budget::new(Instant::now())));
     let (sender, at_proxy) = mpsc::channel(4);
     let (hang_up, hung_up) = oneshot::channel();
     let queries = Arc::clone(&operators.queries);
@@ -117,11 +118,11 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
         let query = queries.send_query(CONNECTION, "/config".to_owned());
         let (answer, path) = tokio::join!(query, exchange.respond_next(&body));
         assert_eq!(path, "/config");
-        assert_eq!(answer, Ok(ProxyAnswer { status: 200, body }));
+        assert_eq!(answer, Ok(QueryResponse { status: 200, body }));
         assert_eq!(exchange.budget.reads_at(now), None);
         let (empty, _) =
             tokio::join!(queries.send_query(CONNECTION, "/".into()), exchange.respond_next(b""));
-        assert_eq!(empty, Ok(ProxyAnswer { status: 200, body: Vec::new() }));
+        assert_eq!(empty, Ok(QueryResponse { status: 200, body: Vec::new() }));
     })
     .await;
 }
@@ -130,7 +131,7 @@ async fn a_long_answer_arrives_whole_and_the_proxy_does_not_pay_for_it() {
 async fn a_late_answer_is_dropped_and_the_next_query_gets_its_own() {
     with_stream(true, async |mut exchange: Exchange| {
         let began = Instant::now();
-        assert_eq!(exchange.send_query("/first").await, Err(QueryError::Late));
+        assert_eq!(exchange.send_query("/first").await, Err(QueryError::Timeout));
         assert_eq!(began.elapsed(), QUERY_DEADLINE);
         assert_eq!(exchange.respond_next(b"late").await, "/first");
         // It is sent before the next query.
@@ -187,14 +188,14 @@ async fn a_proxy_has_one_query_at_a_time_and_each_operator_gets_the_own_answer()
             sleep(Duration::from_secs(1)).await;
             assert!(exchange.at_proxy.try_recv().is_err(), "the second query waits");
             let body = first.path.clone().into_bytes();
-            first.answer.send(ProxyAnswer { status: 200, body }).unwrap();
+            first.answer.send(QueryResponse { status: 200, body }).unwrap();
             let second = exchange.at_proxy.recv().await.unwrap();
             let body = second.path.clone().into_bytes();
-            second.answer.send(ProxyAnswer { status: 503, body }).unwrap();
+            second.answer.send(QueryResponse { status: 503, body }).unwrap();
         };
         let (one, two, ()) = tokio::join!(query("/one"), query("/two"), proxy);
-        assert_eq!(one, Ok(ProxyAnswer { status: 200, body: b"/one".to_vec() }));
-        assert_eq!(two, Ok(ProxyAnswer { status: 503, body: b"/two".to_vec() }));
+        assert_eq!(one, Ok(QueryResponse { status: 200, body: b"/one".to_vec() }));
+        assert_eq!(two, Ok(QueryResponse { status: 503, body: b"/two".to_vec() }));
     })
     .await;
 }
@@ -229,7 +230,7 @@ async fn the_queries_of_a_control_plane_are_bounded() {
         assert_eq!((first, began.elapsed()), (Err(QueryError::Busy), PLACE_WAIT));
         let mut late = 0;
         while let Some(answer) = all.join_next().await {
-            late += usize::from(answer.unwrap() == Err(QueryError::Late));
+            late += usize::from(answer.unwrap() == Err(QueryError::Timeout));
         }
         assert_eq!(late, 1, "the proxy had one of them");
         assert!(began.elapsed() <= PLACE_WAIT + QUERY_DEADLINE + ANSWER_GRACE);

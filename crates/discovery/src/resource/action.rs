@@ -9,9 +9,9 @@ use leno_model::{
 };
 
 use super::fault::parse_share;
-use super::field::{Invalid, convert_each, optional_name, parse_port};
+use super::field::{InvalidField, convert_each, optional_name, parse_port};
 use super::service::{backend_to_wire, plain_backend_from_wire};
-use super::{cors, persistence, retry};
+use super::{cors, retry, session_persistence};
 use crate::proto;
 
 /// Absent for a rule without actions.
@@ -26,19 +26,19 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
         ungranted_weight: actions.ungranted_weight,
         mirrors: actions.mirrors.iter().map(backend_to_wire).collect(),
         cors: actions.cors.as_ref().map(cors::to_wire),
-        persistence: actions.persistence.as_ref().map(persistence::to_wire),
+        persistence: actions.persistence.as_ref().map(session_persistence::to_wire),
     })
 }
 
 pub(super) fn from_wire(
     wire: proto::RuleActions,
     matches: &[RequestMatch],
-) -> Result<RuleActions, Invalid> {
+) -> Result<RuleActions, InvalidField> {
     let redirect = wire.redirect.map(|wire| redirect_from_wire(wire, matches)).transpose();
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let retry = wire.retry.map(|wire| retry::rule_from_wire(&wire)).transpose();
     let cors = wire.cors.map(cors::from_wire).transpose();
-    let persistence = wire.persistence.map(persistence::from_wire).transpose();
+    let persistence = wire.persistence.map(session_persistence::from_wire).transpose();
     let actions = RuleActions {
         request_headers: headers_in("request_headers", wire.request_headers)?,
         response_headers: headers_in("response_headers", wire.response_headers)?,
@@ -52,17 +52,17 @@ pub(super) fn from_wire(
         persistence: persistence.map_err(|invalid| invalid.with_parent("persistence"))?,
     };
     if actions.mirrors.len() > RuleActions::MIRRORS_MAX {
-        return Err(Invalid::new("mirrors", "are too many"));
+        return Err(InvalidField::new("mirrors", "are too many"));
     }
     if actions.redirect.is_some() && actions.rewrite.is_some() {
-        return Err(Invalid::new("rewrite", "must be absent with a redirection"));
+        return Err(InvalidField::new("rewrite", "must be absent with a redirection"));
     }
     Ok(actions)
 }
 
-fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, InvalidField> {
     let mirror = plain_backend_from_wire(wire)?;
-    parse_share(mirror.weight).map_err(|invalid| Invalid::new("weight", invalid.reason))?;
+    parse_share(mirror.weight).map_err(|invalid| InvalidField::new("weight", invalid.reason))?;
     Ok(mirror)
 }
 
@@ -83,9 +83,9 @@ pub(super) fn header_to_wire(header: &Header) -> proto::Header {
     proto::Header { name: header.name.clone(), value: header.value.clone() }
 }
 
-pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
+pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, InvalidField> {
     if !HeaderEdits::is_value(&wire.value) {
-        return Err(Invalid::new("value", "is not a valid header value"));
+        return Err(InvalidField::new("value", "is not a valid header value"));
     }
     Ok(Header { name: parse_editable("name", wire.name)?, value: wire.value })
 }
@@ -94,13 +94,13 @@ pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, Invalid> {
 pub(super) fn headers_in(
     field: &'static str,
     wire: Option<proto::HeaderEdits>,
-) -> Result<HeaderEdits, Invalid> {
+) -> Result<HeaderEdits, InvalidField> {
     let edits = wire.map(headers_from_wire).transpose();
     edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.with_parent(field))
 }
 
 /// Names and values are copied into messages: those that could break one are rejected.
-fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
+fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, InvalidField> {
     let edits = HeaderEdits {
         set: convert_each("set", wire.set, header_from_wire)?,
         add: convert_each("add", wire.add, header_from_wire)?,
@@ -109,15 +109,17 @@ fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, Invalid> {
     let mut names = BTreeSet::new();
     let headers = edits.set.iter().chain(&edits.add).map(|header| &header.name);
     match headers.chain(&edits.remove).find(|name| !names.insert(*name)) {
-        Some(name) => Err(Invalid::new("set", format!("the header `{name}` is edited twice"))),
+        Some(name) => Err(InvalidField::new("set", format!("the header `{name}` is edited twice"))),
         None => Ok(edits),
     }
 }
 
-fn parse_editable(field: &str, name: String) -> Result<String, Invalid> {
+fn parse_editable(field: &str, name: String) -> Result<String, InvalidField> {
     match HeaderEdits::is_name(&name) && HeaderEdits::may_edit(&name) {
         true => Ok(name),
-        false => Err(Invalid::new(field, format!("`{name}` is not a header that a rule may edit"))),
+        false => {
+            Err(InvalidField::new(field, format!("`{name}` is not a header that a rule may edit")))
+        }
     }
 }
 
@@ -139,16 +141,19 @@ fn redirect_to_wire(redirect: &Redirect) -> proto::Redirect {
 fn redirect_from_wire(
     wire: proto::Redirect,
     matches: &[RequestMatch],
-) -> Result<Redirect, Invalid> {
+) -> Result<Redirect, InvalidField> {
     let scheme = match proto::Scheme::try_from(wire.scheme) {
         Ok(proto::Scheme::Unspecified) => None,
         Ok(proto::Scheme::Http) => Some(Scheme::Http),
         Ok(proto::Scheme::Https) => Some(Scheme::Https),
-        Err(_) => return Err(Invalid::new("scheme", "is unknown to this version")),
+        Err(_) => return Err(InvalidField::new("scheme", "is unknown to this version")),
     };
     let status = u16::try_from(wire.status).unwrap_or_default();
     if !Redirect::STATUSES.contains(&status) {
-        return Err(Invalid::new("status", format!("{} is not a redirect status", wire.status)));
+        return Err(InvalidField::new(
+            "status",
+            format!("{} is not a redirect status", wire.status),
+        ));
     }
     Ok(Redirect {
         scheme,
@@ -169,7 +174,7 @@ pub(super) fn rewrite_to_wire(rewrite: &UrlRewrite) -> proto::UrlRewrite {
 pub(super) fn rewrite_from_wire(
     wire: proto::UrlRewrite,
     matches: &[RequestMatch],
-) -> Result<UrlRewrite, Invalid> {
+) -> Result<UrlRewrite, InvalidField> {
     Ok(UrlRewrite {
         hostname: optional_name("hostname", wire.hostname.as_deref())?,
         path: path_from_wire(wire.path, matches)?,
@@ -188,7 +193,7 @@ fn path_to_wire(path: &PathEdit) -> proto::PathEdit {
 fn path_from_wire(
     wire: Option<proto::PathEdit>,
     matches: &[RequestMatch],
-) -> Result<Option<PathEdit>, Invalid> {
+) -> Result<Option<PathEdit>, InvalidField> {
     use proto::path_edit::Edit;
     let Some(wire) = wire else { return Ok(None) };
     let prefixed =
@@ -198,7 +203,7 @@ fn path_from_wire(
         Some(Edit::Prefix(path)) if prefixed && (path.is_empty() || PathEdit::is_path(&path)) => {
             Ok(Some(PathEdit::Prefix(path)))
         }
-        Some(_) => Err(Invalid::new("path", "is not a path, or does not replace a prefix")),
-        None => Err(Invalid::new("path", "is empty, or unknown to this version")),
+        Some(_) => Err(InvalidField::new("path", "is not a path, or does not replace a prefix")),
+        None => Err(InvalidField::new("path", "is empty, or unknown to this version")),
     }
 }

@@ -6,13 +6,13 @@ use leno_model::{AddressEntry, AddressPort, EndpointId, WorkloadName};
 
 use super::endpoint;
 use super::field::{
-    Invalid, by_port, convert_each, parse_name, parse_port, parse_protocol, protocol_to_wire,
+    InvalidField, by_port, convert_each, parse_name, parse_port, parse_protocol, protocol_to_wire,
 };
 use crate::proto::{self, address_entry};
 
 pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
     let what = match address_entry {
-        AddressEntry::Outside => address_entry::What::Outside(proto::Nothing {}),
+        AddressEntry::External => address_entry::What::Outside(proto::Nothing {}),
         AddressEntry::Service(name) => address_entry::What::Service(name.to_string()),
         AddressEntry::Workload { workload, ports } => {
             address_entry::What::Workload(proto::AddressWorkload {
@@ -25,10 +25,10 @@ pub(super) fn to_wire(address_entry: &AddressEntry) -> proto::AddressEntry {
 }
 
 /// An unknown kind of entry must not be taken for an external address.
-pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, Invalid> {
+pub(super) fn from_wire(wire: proto::AddressEntry) -> Result<AddressEntry, InvalidField> {
     match wire.what {
-        None => Err(Invalid::new("what", "is missing, or unknown to this version")),
-        Some(address_entry::What::Outside(proto::Nothing {})) => Ok(AddressEntry::Outside),
+        None => Err(InvalidField::new("what", "is missing, or unknown to this version")),
+        Some(address_entry::What::Outside(proto::Nothing {})) => Ok(AddressEntry::External),
         Some(address_entry::What::Service(name)) => {
             parse_name("service", &name).map(AddressEntry::Service)
         }
@@ -53,7 +53,7 @@ fn port_to_wire(number: u16, port: &AddressPort) -> proto::AddressPort {
 fn port_from_wire(
     workload: &WorkloadName,
     wire: proto::AddressPort,
-) -> Result<(u16, AddressPort), Invalid> {
+) -> Result<(u16, AddressPort), InvalidField> {
     let id = EndpointId {
         service: parse_name("service", &wire.service)?,
         port: parse_port("port", wire.port)?,

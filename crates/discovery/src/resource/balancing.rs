@@ -1,8 +1,8 @@
 //! Wire conversion of load balancing settings.
 
-use leno_model::{BalanceAlgorithm, Balancing, HashKey, LoadBalancing, WarmUp};
+use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, PortLoadBalancing, SlowStart};
 
-use super::field::Invalid;
+use super::field::InvalidField;
 use super::traffic_policy::{
     parse_duration, parse_small, policy_from_wire, policy_to_wire, to_nanoseconds,
 };
@@ -10,7 +10,7 @@ use crate::proto;
 use crate::proto::balancing::Algorithm;
 use crate::proto::hash_key::Key;
 
-pub(super) fn to_wire(balancing: &Balancing) -> proto::Balancing {
+pub(super) fn to_wire(balancing: &PortLoadBalancing) -> proto::Balancing {
     let nothing = proto::Nothing {};
     let algorithm = match &balancing.rule.algorithm {
         BalanceAlgorithm::PeakEwma { choices } | BalanceAlgorithm::LeastRequest { choices } => {
@@ -21,21 +21,23 @@ pub(super) fn to_wire(balancing: &Balancing) -> proto::Balancing {
         BalanceAlgorithm::RingHash(key) => Algorithm::RingHash(key_to_wire(key)),
         BalanceAlgorithm::Maglev(key) => Algorithm::Maglev(key_to_wire(key)),
     };
-    let warm_up = |warm_up: WarmUp| proto::WarmUp {
+    let warm_up = |warm_up: SlowStart| proto::SlowStart {
         time_nanoseconds: to_nanoseconds(warm_up.time),
         percent_min: warm_up.percent_min.into(),
     };
     proto::Balancing {
         policy: Some(policy_to_wire(&balancing.policy)),
         algorithm: Some(algorithm),
-        warm_up: balancing.rule.warm_up.map(warm_up),
+        warm_up: balancing.rule.slow_start.map(warm_up),
         by_latency: matches!(balancing.rule.algorithm, BalanceAlgorithm::PeakEwma { .. }),
     }
 }
 
-pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
+pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, InvalidField> {
     let algorithm = match wire.algorithm {
-        None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
+        None => {
+            return Err(InvalidField::new("algorithm", "is missing, or unknown to this version"));
+        }
         Some(Algorithm::LeastRequest(choices)) => {
             let choices = parse_small("least_request", choices, 2, LoadBalancing::CHOICES_MAX)?;
             match wire.by_latency {
@@ -44,7 +46,10 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
             }
         }
         Some(_) if wire.by_latency => {
-            return Err(Invalid::new("by_latency", "must be absent except with least_request"));
+            return Err(InvalidField::new(
+                "by_latency",
+                "must be absent except with least_request",
+            ));
         }
         Some(Algorithm::RoundRobin(proto::Nothing {})) => BalanceAlgorithm::RoundRobin,
         Some(Algorithm::Random(proto::Nothing {})) => BalanceAlgorithm::Random,
@@ -54,15 +59,15 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<Balancing, Invalid> {
     let warm_up = match wire.warm_up {
         None => None,
         Some(_) if algorithm.hash_key().is_some() => {
-            return Err(Invalid::new("warm_up", "must be absent with a hash"));
+            return Err(InvalidField::new("warm_up", "must be absent with a hash"));
         }
-        Some(proto::WarmUp { time_nanoseconds, percent_min }) => Some(WarmUp {
+        Some(proto::SlowStart { time_nanoseconds, percent_min }) => Some(SlowStart {
             time: parse_duration("warm_up.time_nanoseconds", time_nanoseconds)?,
             percent_min: parse_small("warm_up.percent_min", percent_min, 1, 100)?,
         }),
     };
-    let rule = LoadBalancing { algorithm, warm_up };
-    Ok(Balancing { policy: policy_from_wire(wire.policy)?, rule })
+    let rule = LoadBalancing { algorithm, slow_start: warm_up };
+    Ok(PortLoadBalancing { policy: policy_from_wire(wire.policy)?, rule })
 }
 
 fn key_to_wire(key: &HashKey) -> proto::HashKey {
@@ -74,14 +79,16 @@ fn key_to_wire(key: &HashKey) -> proto::HashKey {
     proto::HashKey { key: Some(key) }
 }
 
-fn key_from_wire(wire: proto::HashKey) -> Result<HashKey, Invalid> {
+fn key_from_wire(wire: proto::HashKey) -> Result<HashKey, InvalidField> {
     match wire.key {
-        None => Err(Invalid::new("key", "is missing, or unknown to this version")),
+        None => Err(InvalidField::new("key", "is missing, or unknown to this version")),
         Some(Key::Header(name)) if name.is_empty() || name.contains(char::is_uppercase) => {
-            Err(Invalid::new("key.header", "is not a lowercase header name"))
+            Err(InvalidField::new("key.header", "is not a lowercase header name"))
         }
         Some(Key::Header(name)) => Ok(HashKey::Header(name)),
-        Some(Key::Cookie(name)) if name.is_empty() => Err(Invalid::new("key.cookie", "is empty")),
+        Some(Key::Cookie(name)) if name.is_empty() => {
+            Err(InvalidField::new("key.cookie", "is empty"))
+        }
         Some(Key::Cookie(name)) => Ok(HashKey::Cookie(name)),
         Some(Key::Source(proto::Nothing {})) => Ok(HashKey::Source),
     }

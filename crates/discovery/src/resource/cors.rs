@@ -1,8 +1,8 @@
 //! Wire conversion of CORS policies.
 
-use leno_model::{AnyOf, Cors, HeaderEdits, OriginPattern};
+use leno_model::{AllowedWords, Cors, HeaderEdits, OriginPattern};
 
-use super::field::{Invalid, convert_each};
+use super::field::{InvalidField, convert_each};
 use crate::proto;
 
 pub(super) fn to_wire(cors: &Cors) -> proto::Cors {
@@ -16,11 +16,12 @@ pub(super) fn to_wire(cors: &Cors) -> proto::Cors {
     }
 }
 
-pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, Invalid> {
-    let origin = |text: String| OriginPattern::new(&text).map_err(|error| Invalid::new("", error));
+pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, InvalidField> {
+    let origin =
+        |text: String| OriginPattern::new(&text).map_err(|error| InvalidField::new("", error));
     let origins = convert_each("origins", wire.origins, origin)?;
     if origins.is_empty() {
-        return Err(Invalid::new("origins", "is empty"));
+        return Err(InvalidField::new("origins", "is empty"));
     }
     Ok(Cors {
         origins,
@@ -32,21 +33,21 @@ pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, Invalid> {
     })
 }
 
-fn words_to_wire(words: &AnyOf) -> proto::AnyOf {
+fn words_to_wire(words: &AllowedWords) -> proto::AnyOf {
     match words {
-        AnyOf::Any => proto::AnyOf { any: true, words: Vec::new() },
-        AnyOf::Only(words) => proto::AnyOf { any: false, words: words.clone() },
+        AllowedWords::Any => proto::AnyOf { any: true, words: Vec::new() },
+        AllowedWords::Only(words) => proto::AnyOf { any: false, words: words.clone() },
     }
 }
 
 /// Words are copied into headers: those that could break a message are rejected.
-fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AnyOf, Invalid> {
+fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AllowedWords, InvalidField> {
     let proto::AnyOf { any, words } = wire.unwrap_or_default();
     let is_word = |word: &String| HeaderEdits::is_name(&word.to_ascii_lowercase());
     match any {
-        true if words.is_empty() => Ok(AnyOf::Any),
-        true => Err(Invalid::new(field, "has values in addition to `any`")),
-        false if words.iter().all(is_word) => Ok(AnyOf::Only(words)),
-        false => Err(Invalid::new(field, "has an invalid method or header name")),
+        true if words.is_empty() => Ok(AllowedWords::Any),
+        true => Err(InvalidField::new(field, "has values in addition to `any`")),
+        false if words.iter().all(is_word) => Ok(AllowedWords::Only(words)),
+        false => Err(InvalidField::new(field, "has an invalid method or header name")),
     }
 }

@@ -2,7 +2,7 @@
 
 use leno_model::DnsRecord;
 
-use super::field::{Invalid, convert_each, ip_address, ip_address_to_wire};
+use super::field::{InvalidField, convert_each, ip_address, ip_address_to_wire};
 use crate::proto;
 
 pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
@@ -10,15 +10,15 @@ pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
     proto::DnsRecord { addresses: addresses.collect() }
 }
 
-pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, Invalid> {
+pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, InvalidField> {
     if wire.addresses.len() > ADDRESSES_OF_NAME_MAX {
-        return Err(Invalid::new("addresses", "more than 64 addresses"));
+        return Err(InvalidField::new("addresses", "more than 64 addresses"));
     }
     let addresses = convert_each("addresses", wire.addresses, |bytes| ip_address("", &bytes))?;
     let dns_record: DnsRecord = addresses.iter().copied().collect();
     match dns_record.addresses() == addresses {
         true => Ok(dns_record),
-        false => Err(Invalid::new("addresses", "are not sorted, or have duplicates")),
+        false => Err(InvalidField::new("addresses", "are not sorted, or have duplicates")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use leno_model::{Endpoint, EndpointId, Weight};
 
-use super::field::{Invalid, parse_account, socket_address, socket_address_to_wire};
+use super::field::{InvalidField, parse_account, socket_address, socket_address_to_wire};
 use super::tag::{labels_from_wire, labels_to_wire};
 use crate::proto;
 
@@ -15,10 +15,10 @@ pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
     }
 }
 
-pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpoint, Invalid> {
+pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpoint, InvalidField> {
     let address = socket_address("address", wire.address.as_ref())?;
     if address.port() == 0 {
-        return Err(Invalid::new("address", "0 is not a port: use 1 to 65535"));
+        return Err(InvalidField::new("address", "0 is not a port: use 1 to 65535"));
     }
     Ok(Endpoint {
         id: id.clone(),
@@ -32,7 +32,7 @@ pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpo
             0 => None,
             weight => {
                 let known = u16::try_from(weight).ok().and_then(Weight::new);
-                Some(known.ok_or(Invalid::new("weight", "is above 1000"))?)
+                Some(known.ok_or(InvalidField::new("weight", "is above 1000"))?)
             }
         },
     })

@@ -1,9 +1,9 @@
 //! Wire conversion of fault injection rules.
 
-use leno_model::{Abort, Delay, FaultRule, Faults};
+use leno_model::{FaultAbort, FaultDelay, FaultRule, PortFaults};
 
-use super::breaker::{answer_from_wire, answer_to_wire};
-use super::field::{Invalid, convert_each};
+use super::circuit_breaker::{answer_from_wire, answer_to_wire};
+use super::field::{InvalidField, convert_each};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::request;
 use super::traffic_policy::{
@@ -11,27 +11,27 @@ use super::traffic_policy::{
 };
 use crate::proto;
 
-pub(super) fn to_wire(faults: &Faults) -> proto::Faults {
+pub(super) fn to_wire(faults: &PortFaults) -> proto::Faults {
     proto::Faults {
         policy: Some(policy_to_wire(&faults.policy)),
         rules: faults.rules.iter().map(rule_to_wire).collect(),
     }
 }
 
-pub(super) fn from_wire(wire: proto::Faults) -> Result<Faults, Invalid> {
+pub(super) fn from_wire(wire: proto::Faults) -> Result<PortFaults, InvalidField> {
     let rules = convert_each("rules", wire.rules, rule_from_wire)?;
     if rules.is_empty() {
-        return Err(Invalid::new("rules", "is empty"));
+        return Err(InvalidField::new("rules", "is empty"));
     }
-    Ok(Faults { policy: policy_from_wire(wire.policy)?, rules })
+    Ok(PortFaults { policy: policy_from_wire(wire.policy)?, rules })
 }
 
 fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
-    let delay = |delay: Delay| proto::FaultDelay {
+    let delay = |delay: FaultDelay| proto::FaultDelay {
         share_ppm: delay.share_ppm,
         time_nanoseconds: to_nanoseconds(delay.time),
     };
-    let abort = |abort: &Abort| proto::FaultAbort {
+    let abort = |abort: &FaultAbort| proto::FaultAbort {
         share_ppm: abort.share_ppm,
         response: answer_to_wire(&abort.response),
         grpc: abort.grpc.unwrap_or(0).into(),
@@ -45,7 +45,7 @@ fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
     }
 }
 
-fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, Invalid> {
+fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, InvalidField> {
     let delay = wire.delay.map(delay_from_wire).transpose();
     let abort = wire.abort.map(abort_from_wire).transpose();
     let rule = FaultRule {
@@ -56,33 +56,33 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, Invalid> {
         abort: abort.map_err(|invalid| invalid.with_parent("abort"))?,
     };
     match rule.delay.is_none() && rule.abort.is_none() {
-        true => Err(Invalid::new("", "has no effect, or one unknown to this version")),
+        true => Err(InvalidField::new("", "has no effect, or one unknown to this version")),
         false => Ok(rule),
     }
 }
 
-fn delay_from_wire(wire: proto::FaultDelay) -> Result<Delay, Invalid> {
+fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> {
     let time = parse_duration("time_nanoseconds", wire.time_nanoseconds)?;
-    if time > Delay::TIME_MAX {
-        return Err(Invalid::new("time_nanoseconds", format!("{time:?} is too long")));
+    if time > FaultDelay::TIME_MAX {
+        return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is too long")));
     }
-    Ok(Delay { share_ppm: parse_share(wire.share_ppm)?, time })
+    Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, time })
 }
 
-fn abort_from_wire(wire: proto::FaultAbort) -> Result<Abort, Invalid> {
+fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> {
     let response =
         answer_from_wire(wire.response).map_err(|invalid| invalid.with_parent("response"))?;
     let grpc = parse_small("grpc", wire.grpc, 0, 16)?;
-    Ok(Abort {
+    Ok(FaultAbort {
         share_ppm: parse_share(wire.share_ppm)?,
         response,
         grpc: (grpc > 0).then_some(grpc),
     })
 }
 
-pub(super) fn parse_share(ppm: u32) -> Result<u32, Invalid> {
+pub(super) fn parse_share(ppm: u32) -> Result<u32, InvalidField> {
     match ppm {
         ..=1_000_000 => Ok(ppm),
-        _ => Err(Invalid::new("share_ppm", format!("{ppm} is more than the whole"))),
+        _ => Err(InvalidField::new("share_ppm", format!("{ppm} is more than the whole"))),
     }
 }

@@ -11,12 +11,12 @@ use crate::proto;
 
 /// An invalid field.
 #[derive(Debug)]
-pub(crate) struct Invalid {
+pub(crate) struct InvalidField {
     pub(crate) field: String,
     pub(crate) reason: String,
 }
 
-impl Invalid {
+impl InvalidField {
     pub(crate) fn new(field: &str, reason: impl Display) -> Self {
         Self { field: field.to_owned(), reason: reason.to_string() }
     }
@@ -36,8 +36,8 @@ impl Invalid {
 pub(crate) fn convert_each<W, T>(
     field: &str,
     wire: Vec<W>,
-    convert: impl Fn(W) -> Result<T, Invalid>,
-) -> Result<Vec<T>, Invalid> {
+    convert: impl Fn(W) -> Result<T, InvalidField>,
+) -> Result<Vec<T>, InvalidField> {
     let indexed = |(index, element)| {
         convert(element).map_err(|invalid| invalid.with_parent(format_args!("{field}[{index}]")))
     };
@@ -45,44 +45,47 @@ pub(crate) fn convert_each<W, T>(
 }
 
 /// Collects a list with unique ports.
-pub(crate) fn by_port<T>(field: &str, list: Vec<(u16, T)>) -> Result<BTreeMap<u16, T>, Invalid> {
+pub(crate) fn by_port<T>(
+    field: &str,
+    list: Vec<(u16, T)>,
+) -> Result<BTreeMap<u16, T>, InvalidField> {
     let mut map = BTreeMap::new();
     for (port, value) in list {
         if map.insert(port, value).is_some() {
-            return Err(Invalid::new(field, format!("port {port} appears twice")));
+            return Err(InvalidField::new(field, format!("port {port} appears twice")));
         }
     }
     Ok(map)
 }
 
 /// Parses a name of any kind.
-pub(crate) fn parse_name<T>(field: &str, text: &str) -> Result<T, Invalid>
+pub(crate) fn parse_name<T>(field: &str, text: &str) -> Result<T, InvalidField>
 where
     T: FromStr<Err: Display>,
 {
-    text.parse().map_err(|error| Invalid::new(field, error))
+    text.parse().map_err(|error| InvalidField::new(field, error))
 }
 
-pub(crate) fn optional_name(field: &str, text: Option<&str>) -> Result<Option<Name>, Invalid> {
+pub(crate) fn optional_name(field: &str, text: Option<&str>) -> Result<Option<Name>, InvalidField> {
     text.map(|text| parse_name(field, text)).transpose()
 }
 
 /// Parses `namespace/name`.
-pub(crate) fn parse_account(field: &str, text: &str) -> Result<ServiceAccount, Invalid> {
+pub(crate) fn parse_account(field: &str, text: &str) -> Result<ServiceAccount, InvalidField> {
     let (namespace, name) = text
         .split_once('/')
-        .ok_or_else(|| Invalid::new(field, "an account is written `namespace/name`"))?;
-    ServiceAccount::new(namespace, name).map_err(|error| Invalid::new(field, error))
+        .ok_or_else(|| InvalidField::new(field, "an account is written `namespace/name`"))?;
+    ServiceAccount::new(namespace, name).map_err(|error| InvalidField::new(field, error))
 }
 
-pub(crate) fn parse_port(field: &str, number: u32) -> Result<u16, Invalid> {
+pub(crate) fn parse_port(field: &str, number: u32) -> Result<u16, InvalidField> {
     match u16::try_from(number) {
         Ok(port) if port != 0 => Ok(port),
-        _ => Err(Invalid::new(field, format!("{number} is not a port: use 1 to 65535"))),
+        _ => Err(InvalidField::new(field, format!("{number} is not a port: use 1 to 65535"))),
     }
 }
 
-pub(crate) fn parse_protocol(field: &str, number: i32) -> Result<Protocol, Invalid> {
+pub(crate) fn parse_protocol(field: &str, number: i32) -> Result<Protocol, InvalidField> {
     match proto::Protocol::try_from(number) {
         Ok(proto::Protocol::Http) => Ok(Protocol::Http),
         Ok(proto::Protocol::Http2) => Ok(Protocol::Http2),
@@ -90,7 +93,7 @@ pub(crate) fn parse_protocol(field: &str, number: i32) -> Result<Protocol, Inval
         Ok(proto::Protocol::Tcp) => Ok(Protocol::Tcp),
         Ok(proto::Protocol::Detect) => Ok(Protocol::Detect),
         Ok(proto::Protocol::Unspecified) | Err(_) => {
-            Err(Invalid::new(field, format!("{number} is not a protocol of this version")))
+            Err(InvalidField::new(field, format!("{number} is not a protocol of this version")))
         }
     }
 }
@@ -106,12 +109,12 @@ pub(crate) fn protocol_to_wire(protocol: Protocol) -> i32 {
     wire.into()
 }
 
-pub(crate) fn ip_address(field: &str, bytes: &[u8]) -> Result<IpAddr, Invalid> {
+pub(crate) fn ip_address(field: &str, bytes: &[u8]) -> Result<IpAddr, InvalidField> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Ok(IpAddr::from(v4));
     }
     <[u8; 16]>::try_from(bytes).map(IpAddr::from).map_err(|_| {
-        Invalid::new(field, format!("an IP address has 4 or 16 bytes, not {}", bytes.len()))
+        InvalidField::new(field, format!("an IP address has 4 or 16 bytes, not {}", bytes.len()))
     })
 }
 
@@ -126,15 +129,15 @@ pub(crate) fn ip_address_to_wire(address: IpAddr) -> Vec<u8> {
 pub(crate) fn socket_address(
     field: &str,
     wire: Option<&proto::SocketAddress>,
-) -> Result<SocketAddr, Invalid> {
-    let wire = wire.ok_or_else(|| Invalid::new(field, "is missing"))?;
+) -> Result<SocketAddr, InvalidField> {
+    let wire = wire.ok_or_else(|| InvalidField::new(field, "is missing"))?;
     let ip = ip_address("address", &wire.address).map_err(|invalid| invalid.with_parent(field))?;
     let port = u16::try_from(wire.port)
-        .map_err(|_| Invalid::new(field, format!("{} is not a port", wire.port)))?;
+        .map_err(|_| InvalidField::new(field, format!("{} is not a port", wire.port)))?;
     match ip {
         IpAddr::V6(v6) => Ok(SocketAddrV6::new(v6, port, wire.flow, wire.scope).into()),
         IpAddr::V4(_) if wire.flow != 0 || wire.scope != 0 => {
-            Err(Invalid::new(field, "an IPv4 address has neither flow nor scope"))
+            Err(InvalidField::new(field, "an IPv4 address has neither flow nor scope"))
         }
         IpAddr::V4(_) => Ok(SocketAddr::new(ip, port)),
     }

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use leno_model::{
-    Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostPattern, HostRules, Serves,
+    Gateway, GatewayCertificate, GatewayListener, GatewayPort, GatewayPortRules, HostPattern,
+    HostRules,
 };
 
-use super::field::{Invalid, convert_each, parse_name, parse_port};
+use super::field::{InvalidField, convert_each, parse_name, parse_port};
 use super::service::{
     rule_from_wire, rule_to_wire, tcp_rule_from_wire, tcp_rule_to_wire, tls_rule_from_wire,
     tls_rule_to_wire,
@@ -22,11 +23,11 @@ pub(super) fn to_wire(gateway: &Gateway) -> proto::Gateway {
     }
 }
 
-pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, Invalid> {
+pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, InvalidField> {
     let ports = convert_each("ports", wire.ports, port_from_wire)?;
     let mut numbers = BTreeSet::new();
     if let Some(twice) = ports.iter().find(|port| !numbers.insert(port.port)) {
-        return Err(Invalid::new("ports", format!("port {} appears twice", twice.port)));
+        return Err(InvalidField::new("ports", format!("port {} appears twice", twice.port)));
     }
     Ok(Gateway { name: parse_name("name", &wire.name)?, ports })
 }
@@ -36,30 +37,30 @@ fn port_to_wire(port: &GatewayPort) -> proto::GatewayPort {
         listeners: listeners.iter().map(listener_to_wire).collect(),
     };
     let serves = match &port.serves {
-        Serves::Http(http) => Wire::Http(listeners(http)),
-        Serves::Https(https) => Wire::Https(listeners(https)),
-        Serves::Passthrough(rules) => Wire::Passthrough(proto::TlsRules {
+        GatewayPortRules::Http(http) => Wire::Http(listeners(http)),
+        GatewayPortRules::Https(https) => Wire::Https(listeners(https)),
+        GatewayPortRules::Passthrough(rules) => Wire::Passthrough(proto::TlsRules {
             rules: rules.iter().map(tls_rule_to_wire).collect(),
         }),
-        Serves::Tcp(rule) => Wire::Tcp(tcp_rule_to_wire(rule)),
+        GatewayPortRules::Tcp(rule) => Wire::Tcp(tcp_rule_to_wire(rule)),
     };
     proto::GatewayPort { port: port.port.into(), serves: Some(serves) }
 }
 
-fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, Invalid> {
+fn port_from_wire(wire: proto::GatewayPort) -> Result<GatewayPort, InvalidField> {
     let listeners = |wire: proto::GatewayListeners| {
         convert_each("listeners", wire.listeners, listener_from_wire)
     };
     let serves = match wire.serves {
-        None => return Err(Invalid::new("serves", "is missing, or unknown to this version")),
-        Some(Wire::Http(wire)) => Serves::Http(listeners(wire)?),
-        Some(Wire::Https(wire)) => Serves::Https(listeners(wire)?),
+        None => return Err(InvalidField::new("serves", "is missing, or unknown to this version")),
+        Some(Wire::Http(wire)) => GatewayPortRules::Http(listeners(wire)?),
+        Some(Wire::Https(wire)) => GatewayPortRules::Https(listeners(wire)?),
         Some(Wire::Passthrough(wire)) => {
-            Serves::Passthrough(convert_each("rules", wire.rules, tls_rule_from_wire)?)
+            GatewayPortRules::Passthrough(convert_each("rules", wire.rules, tls_rule_from_wire)?)
         }
-        Some(Wire::Tcp(wire)) => {
-            Serves::Tcp(tcp_rule_from_wire(wire).map_err(|invalid| invalid.with_parent("tcp"))?)
-        }
+        Some(Wire::Tcp(wire)) => GatewayPortRules::Tcp(
+            tcp_rule_from_wire(wire).map_err(|invalid| invalid.with_parent("tcp"))?,
+        ),
     };
     Ok(GatewayPort { port: parse_port("port", wire.port)?, serves })
 }
@@ -83,7 +84,7 @@ fn listener_to_wire(listener: &GatewayListener) -> proto::GatewayListener {
 
 /// Certificates are validated where they are used: an invalid one disables its listener, and not the whole
 /// configuration.
-fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, Invalid> {
+fn listener_from_wire(wire: proto::GatewayListener) -> Result<GatewayListener, InvalidField> {
     let certificate =
         |it: proto::GatewayCertificate| GatewayCertificate { chain: it.chain, key: it.key };
     let host = |host: proto::HostRules| {
@@ -105,6 +106,6 @@ impl fmt::Debug for proto::GatewayCertificate {
     }
 }
 
-fn parse_hostname(text: Option<&str>) -> Result<Option<HostPattern>, Invalid> {
+fn parse_hostname(text: Option<&str>) -> Result<Option<HostPattern>, InvalidField> {
     text.map(|text| parse_name("hostname", text)).transpose()
 }

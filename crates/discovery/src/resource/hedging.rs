@@ -1,12 +1,12 @@
 //! Wire conversion of hedging settings.
 
-use leno_model::{HedgeRule, Hedging};
+use leno_model::{HedgeRule, PortHedging};
 
-use super::field::{Invalid, convert_each};
+use super::field::{InvalidField, convert_each};
 use super::traffic_policy::{parse_duration, policy_from_wire, policy_to_wire, to_nanoseconds};
 use crate::proto;
 
-pub(super) fn to_wire(hedging: &Hedging) -> proto::Hedging {
+pub(super) fn to_wire(hedging: &PortHedging) -> proto::Hedging {
     proto::Hedging {
         policy: Some(policy_to_wire(&hedging.policy)),
         after_nanoseconds: to_nanoseconds(hedging.rule.after),
@@ -14,14 +14,14 @@ pub(super) fn to_wire(hedging: &Hedging) -> proto::Hedging {
     }
 }
 
-pub(super) fn from_wire(wire: proto::Hedging) -> Result<Hedging, Invalid> {
+pub(super) fn from_wire(wire: proto::Hedging) -> Result<PortHedging, InvalidField> {
     let method = |method: String| match HedgeRule::is_method(&method) {
         true => Ok(method),
-        false => Err(Invalid::new("", "is not a method that can be hedged")),
+        false => Err(InvalidField::new("", "is not a method that can be hedged")),
     };
     let rule = HedgeRule {
         after: parse_duration("after_nanoseconds", wire.after_nanoseconds)?,
         methods: convert_each("methods", wire.methods, method)?,
     };
-    Ok(Hedging { policy: policy_from_wire(wire.policy)?, rule })
+    Ok(PortHedging { policy: policy_from_wire(wire.policy)?, rule })
 }

@@ -4,7 +4,7 @@ use leno_model::{
     ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet,
 };
 
-use super::field::{Invalid, convert_each, parse_name, parse_port};
+use super::field::{InvalidField, convert_each, parse_name, parse_port};
 use super::request;
 use crate::proto;
 
@@ -16,7 +16,7 @@ pub(super) fn to_wire(policy: &InboundPolicy) -> Option<proto::InboundPolicy> {
     (*policy != InboundPolicy::default()).then_some(wire)
 }
 
-pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPolicy, Invalid> {
+pub(super) fn from_wire(wire: Option<proto::InboundPolicy>) -> Result<InboundPolicy, InvalidField> {
     let Some(wire) = wire else { return Ok(InboundPolicy::default()) };
     let rules = convert_each("rules", wire.rules, rule_from_wire)?;
     Ok(InboundPolicy { is_dry_run: wire.dry_run, rules })
@@ -48,26 +48,28 @@ fn rule_to_wire(rule: &PolicyRule) -> proto::PolicyRule {
 }
 
 /// An unknown action must not be taken for another.
-fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, Invalid> {
+fn rule_from_wire(wire: proto::PolicyRule) -> Result<PolicyRule, InvalidField> {
     let action = match wire.action() {
         proto::PolicyAction::Deny | proto::PolicyAction::DenyClaims => PolicyAction::Deny,
         proto::PolicyAction::Allow | proto::PolicyAction::AllowClaims => PolicyAction::Allow,
         proto::PolicyAction::Unspecified => {
-            return Err(Invalid::new("action", "is missing, or unknown to this version"));
+            return Err(InvalidField::new("action", "is missing, or unknown to this version"));
         }
     };
     let by_claims =
         matches!(wire.action(), proto::PolicyAction::DenyClaims | proto::PolicyAction::AllowClaims);
     if by_claims == wire.claims.is_empty() {
-        return Err(Invalid::new("claims", "are not allowed with this action"));
+        return Err(InvalidField::new("claims", "are not allowed with this action"));
     }
     let claims = convert_each("claims", wire.claims, |wire| match wire.values.is_empty() {
-        true => Err(Invalid::new("values", "is empty")),
+        true => Err(InvalidField::new("values", "is empty")),
         false => Ok(ClaimMatch { name: wire.name, values: wire.values }),
     })?;
     let ports = match (wire.all_ports, wire.ports.is_empty()) {
         (true, true) => PortSet::All,
-        (true, false) => return Err(Invalid::new("ports", "must be empty when all_ports is set")),
+        (true, false) => {
+            return Err(InvalidField::new("ports", "must be empty when all_ports is set"));
+        }
         (false, _) => {
             PortSet::Only(convert_each("ports", wire.ports, |number| parse_port("", number))?)
         }
@@ -87,13 +89,13 @@ pub(super) fn peer_to_wire(peer: &PeerMatch) -> proto::PeerPattern {
     proto::PeerPattern { namespace: peer.namespace.to_string(), account: peer.account.to_string() }
 }
 
-pub(super) fn peer_from_wire(peer: proto::PeerPattern) -> Result<PeerMatch, Invalid> {
+pub(super) fn peer_from_wire(peer: proto::PeerPattern) -> Result<PeerMatch, InvalidField> {
     Ok(PeerMatch {
         namespace: parse_pattern("namespace", &peer.namespace)?,
         account: parse_pattern("account", &peer.account)?,
     })
 }
 
-fn parse_pattern(field: &str, text: &str) -> Result<NamePattern, Invalid> {
-    NamePattern::new(text).map_err(|error| Invalid::new(field, error.to_string()))
+fn parse_pattern(field: &str, text: &str) -> Result<NamePattern, InvalidField> {
+    NamePattern::new(text).map_err(|error| InvalidField::new(field, error.to_string()))
 }

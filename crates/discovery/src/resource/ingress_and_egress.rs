@@ -1,24 +1,28 @@
 //! Wire conversion of ingress and egress rules.
 
-use leno_model::{EgressRule, Entry, MatchedBy, Opening, Proof, RequestMatch};
+use leno_model::{
+    ClientCertificateMode, EgressRule, IngressProtocol, IngressRule, MatchedBy, RequestMatch,
+};
 
-use super::field::{Invalid, convert_each, parse_account, parse_name, parse_port};
+use super::field::{InvalidField, convert_each, parse_account, parse_name, parse_port};
 use super::request;
 use crate::proto;
 
-pub(super) fn opening_to_wire(opening: &Opening) -> proto::Opening {
-    use proto::opening::Entry as Wire;
+pub(super) fn opening_to_wire(opening: &IngressRule) -> proto::IngressRule {
+    use proto::ingress_rule::Entry as Wire;
     let nothing = proto::Nothing {};
-    let entry = match &opening.entry {
-        Entry::Http => Wire::Http(nothing),
-        Entry::Grpc => Wire::Grpc(nothing),
-        Entry::Tcp => Wire::Tcp(nothing),
-        Entry::Https { proof, server_names } => Wire::Https(proto::HttpsEntry {
-            proof_skipped: *proof == Proof::Skipped,
-            server_names: server_names.clone(),
-        }),
+    let entry = match &opening.protocol {
+        IngressProtocol::Http => Wire::Http(nothing),
+        IngressProtocol::Grpc => Wire::Grpc(nothing),
+        IngressProtocol::Tcp => Wire::Tcp(nothing),
+        IngressProtocol::Https { client_certificate: proof, server_names } => {
+            Wire::Https(proto::HttpsEntry {
+                proof_skipped: *proof == ClientCertificateMode::Skipped,
+                server_names: server_names.clone(),
+            })
+        }
     };
-    proto::Opening {
+    proto::IngressRule {
         policy: opening.policy.to_string(),
         port: opening.port.into(),
         entry: Some(entry),
@@ -31,16 +35,20 @@ pub(super) fn opening_to_wire(opening: &Opening) -> proto::Opening {
 }
 
 /// An unknown listener kind must not be taken for another.
-pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid> {
-    use proto::opening::Entry as Wire;
+pub(super) fn opening_from_wire(wire: proto::IngressRule) -> Result<IngressRule, InvalidField> {
+    use proto::ingress_rule::Entry as Wire;
     let nothing = |proto::Nothing {}, entry| entry;
     let entry = match wire.entry {
-        None => return Err(Invalid::new("entry", "is missing, or unknown to this version")),
-        Some(Wire::Http(it)) => nothing(it, Entry::Http),
-        Some(Wire::Grpc(it)) => nothing(it, Entry::Grpc),
-        Some(Wire::Tcp(it)) => nothing(it, Entry::Tcp),
-        Some(Wire::Https(https)) => Entry::Https {
-            proof: if https.proof_skipped { Proof::Skipped } else { Proof::Required },
+        None => return Err(InvalidField::new("entry", "is missing, or unknown to this version")),
+        Some(Wire::Http(it)) => nothing(it, IngressProtocol::Http),
+        Some(Wire::Grpc(it)) => nothing(it, IngressProtocol::Grpc),
+        Some(Wire::Tcp(it)) => nothing(it, IngressProtocol::Tcp),
+        Some(Wire::Https(https)) => IngressProtocol::Https {
+            client_certificate: if https.proof_skipped {
+                ClientCertificateMode::Skipped
+            } else {
+                ClientCertificateMode::Required
+            },
             server_names: https.server_names,
         },
     };
@@ -48,14 +56,17 @@ pub(super) fn opening_from_wire(wire: proto::Opening) -> Result<Opening, Invalid
     let ranges = match (wire.from_anywhere, ranges.is_empty()) {
         (true, true) if !entry.is_clear() => None,
         (true, _) => {
-            return Err(Invalid::new("from_anywhere", "must not be set for these ranges or entry"));
+            return Err(InvalidField::new(
+                "from_anywhere",
+                "must not be set for these ranges or entry",
+            ));
         }
         (false, _) => Some(ranges),
     };
-    Ok(Opening {
+    Ok(IngressRule {
         policy: parse_name("policy", &wire.policy)?,
         port: parse_port("port", wire.port)?,
-        entry,
+        protocol: entry,
         ranges,
         accounts: convert_each("accounts", wire.accounts, |text| parse_account("", &text))?,
         requests: requests_from_wire(wire.requests)?,
@@ -84,13 +95,13 @@ pub(super) fn egress_rule_to_wire(sender: &EgressRule) -> proto::EgressRule {
 }
 
 /// An unknown source of the destination name must not be taken for another.
-pub(super) fn egress_rule_from_wire(wire: proto::EgressRule) -> Result<EgressRule, Invalid> {
+pub(super) fn egress_rule_from_wire(wire: proto::EgressRule) -> Result<EgressRule, InvalidField> {
     let matched_by = match wire.matched_by() {
         proto::MatchedBy::Http => MatchedBy::Http,
         proto::MatchedBy::ServerName => MatchedBy::ServerName,
         proto::MatchedBy::Address => MatchedBy::Address,
         proto::MatchedBy::Unspecified => {
-            return Err(Invalid::new("matched_by", "is missing, or unknown to this version"));
+            return Err(InvalidField::new("matched_by", "is missing, or unknown to this version"));
         }
     };
     Ok(EgressRule {
@@ -110,7 +121,7 @@ fn requests_to_wire(requests: Option<&[RequestMatch]>) -> Option<proto::RequestM
 
 fn requests_from_wire(
     wire: Option<proto::RequestMatches>,
-) -> Result<Option<Vec<RequestMatch>>, Invalid> {
+) -> Result<Option<Vec<RequestMatch>>, InvalidField> {
     let requests =
         wire.map(|wire| convert_each("matches", wire.matches, request::from_wire)).transpose();
     requests.map_err(|invalid| invalid.with_parent("requests"))
@@ -129,22 +140,22 @@ mod tests {
 
     #[test]
     fn openings_arrive_as_they_left() {
-        let https = |proof, names: &[&str]| Entry::Https {
-            proof,
+        let https = |proof, names: &[&str]| IngressProtocol::Https {
+            client_certificate: proof,
             server_names: names.iter().map(ToString::to_string).collect(),
         };
         let ranges = Some(vec!["10.1.0.0/16".parse().unwrap(), "fd00::/8".parse().unwrap()]);
         for (entry, ranges, requests) in [
-            (Entry::Http, ranges.clone(), None),
-            (Entry::Grpc, Some(Vec::new()), Some(Vec::new())),
-            (Entry::Tcp, ranges.clone(), None),
-            (https(Proof::Required, &["a.b"]), None, Some(vec![request_match()])),
-            (https(Proof::Skipped, &[]), ranges.clone(), None),
+            (IngressProtocol::Http, ranges.clone(), None),
+            (IngressProtocol::Grpc, Some(Vec::new()), Some(Vec::new())),
+            (IngressProtocol::Tcp, ranges.clone(), None),
+            (https(ClientCertificateMode::Required, &["a.b"]), None, Some(vec![request_match()])),
+            (https(ClientCertificateMode::Skipped, &[]), ranges.clone(), None),
         ] {
-            let opening = Opening {
+            let opening = IngressRule {
                 policy: "AccessControl shop/web".parse().unwrap(),
                 port: 8080,
-                entry,
+                protocol: entry,
                 ranges,
                 accounts: vec![ServiceAccount::new("edge", "nginx").unwrap()],
                 external_principals: vec![Name::new("batch.corp.example").unwrap()],
@@ -156,16 +167,16 @@ mod tests {
 
     #[test]
     fn what_would_open_more_than_is_meant_is_refused() {
-        let opening = Opening {
+        let opening = IngressRule {
             policy: "IngressBackend shop/web".parse().unwrap(),
             port: 8080,
-            entry: Entry::Http,
+            protocol: IngressProtocol::Http,
             ranges: Some(vec!["10.1.0.0/16".parse().unwrap()]),
             accounts: Vec::new(),
             external_principals: Vec::new(),
             requests: None,
         };
-        let spoilt: [fn(&mut proto::Opening); 5] = [
+        let spoilt: [fn(&mut proto::IngressRule); 5] = [
             |it| it.entry = None,
             |it| it.from_anywhere = true,
             |it| (it.from_anywhere, it.ranges) = (true, Vec::new()),

@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
-use leno_model::{ClaimHeader, IssuerKeys, JwtIssuer, JwtPlace, JwtValidation, Required};
+use leno_model::{
+    ClaimHeader, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement,
+};
 
-use super::field::{Invalid, convert_each};
-use super::guard::parse_header_name;
+use super::field::{InvalidField, convert_each};
 use super::request;
+use super::request_check::parse_header_name;
 use super::traffic_policy::to_nanoseconds;
 use crate::proto;
 
 pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
     use proto::jwt_validation::Required as Wire;
     let required = match &rule.required {
-        Required::Never => Wire::Never(proto::Nothing {}),
-        Required::Always => Wire::Always(proto::Nothing {}),
-        Required::Of(requests) => Wire::Of(proto::RequestMatches {
+        TokenRequirement::Never => Wire::Never(proto::Nothing {}),
+        TokenRequirement::Always => Wire::Always(proto::Nothing {}),
+        TokenRequirement::Matching(requests) => Wire::Of(proto::RequestMatches {
             matches: requests.iter().map(request::to_wire).collect(),
         }),
     };
@@ -23,36 +25,40 @@ pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
     proto::JwtValidation { issuers, required: Some(required) }
 }
 
-pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, Invalid> {
+pub(super) fn from_wire(wire: proto::JwtValidation) -> Result<JwtValidation, InvalidField> {
     use proto::jwt_validation::Required as Wire;
     let issuers = convert_each("issuers", wire.issuers, issuer_from_wire)?;
     if issuers.is_empty() {
-        return Err(Invalid::new("issuers", "is empty"));
+        return Err(InvalidField::new("issuers", "is empty"));
     }
     let required = match wire.required {
-        None => return Err(Invalid::new("required", "is missing, or unknown to this version")),
-        Some(Wire::Never(proto::Nothing {})) => Required::Never,
-        Some(Wire::Always(proto::Nothing {})) => Required::Always,
+        None => {
+            return Err(InvalidField::new("required", "is missing, or unknown to this version"));
+        }
+        Some(Wire::Never(proto::Nothing {})) => TokenRequirement::Never,
+        Some(Wire::Always(proto::Nothing {})) => TokenRequirement::Always,
         Some(Wire::Of(requests)) if requests.matches.is_empty() => {
-            return Err(Invalid::new("of.matches", "is empty"));
+            return Err(InvalidField::new("of.matches", "is empty"));
         }
-        Some(Wire::Of(requests)) => {
-            Required::Of(convert_each("of.matches", requests.matches, request::from_wire)?)
-        }
+        Some(Wire::Of(requests)) => TokenRequirement::Matching(convert_each(
+            "of.matches",
+            requests.matches,
+            request::from_wire,
+        )?),
     };
     Ok(JwtValidation { issuers, required })
 }
 
 fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
-    use proto::jwt_place::Place as Wire;
-    let place = |place: &JwtPlace| match place {
-        JwtPlace::Header { name, prefix } => {
+    use proto::jwt_location::Place as Wire;
+    let place = |place: &JwtLocation| match place {
+        JwtLocation::Header { name, prefix } => {
             let place = Some(Wire::Header(name.clone()));
-            proto::JwtPlace { place, prefix: prefix.clone() }
+            proto::JwtLocation { place, prefix: prefix.clone() }
         }
-        JwtPlace::Query(name) => {
+        JwtLocation::Query(name) => {
             let place = Some(Wire::Query(name.clone()));
-            proto::JwtPlace { place, prefix: String::new() }
+            proto::JwtLocation { place, prefix: String::new() }
         }
     };
     let forward = |it: &ClaimHeader| proto::ClaimHeader {
@@ -67,7 +73,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
             // An empty set verifies no token, in older sidecars too.
             IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
         },
-        places: issuer.places.iter().map(place).collect(),
+        places: issuer.locations.iter().map(place).collect(),
         clock_skew_nanoseconds: to_nanoseconds(issuer.clock_skew),
         claim_to_headers: issuer.claim_to_headers.iter().map(forward).collect(),
         forward_original_token: issuer.forward_original_token,
@@ -76,24 +82,27 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     }
 }
 
-fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
-    use proto::jwt_place::Place as Wire;
+fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
+    use proto::jwt_location::Place as Wire;
     let places = convert_each("places", wire.places, |wire| match wire.place {
-        None => Err(Invalid::new("place", "is missing, or unknown to this version")),
+        None => Err(InvalidField::new("place", "is missing, or unknown to this version")),
         Some(Wire::Header(name)) => {
-            Ok(JwtPlace::Header { name: parse_header_name(name)?, prefix: wire.prefix })
+            Ok(JwtLocation::Header { name: parse_header_name(name)?, prefix: wire.prefix })
         }
         Some(Wire::Query(_)) if !wire.prefix.is_empty() => {
-            Err(Invalid::new("prefix", "is allowed for headers only"))
+            Err(InvalidField::new("prefix", "is allowed for headers only"))
         }
-        Some(Wire::Query(name)) => Ok(JwtPlace::Query(name)),
+        Some(Wire::Query(name)) => Ok(JwtLocation::Query(name)),
     })?;
     if places.is_empty() {
-        return Err(Invalid::new("places", "is empty"));
+        return Err(InvalidField::new("places", "is empty"));
     }
     let clock_skew = Duration::from_nanos(wire.clock_skew_nanoseconds);
     if clock_skew > JwtIssuer::CLOCK_SKEW_MAX {
-        return Err(Invalid::new("clock_skew_nanoseconds", format!("{clock_skew:?} is too long")));
+        return Err(InvalidField::new(
+            "clock_skew_nanoseconds",
+            format!("{clock_skew:?} is too long"),
+        ));
     }
     let max_age = Some(Duration::from_nanos(wire.max_age_nanoseconds)).filter(|it| !it.is_zero());
     Ok(JwtIssuer {
@@ -103,7 +112,7 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, Invalid> {
             true => IssuerKeys::Awaited,
             false => IssuerKeys::Set(wire.keys.into()),
         },
-        places,
+        locations: places,
         clock_skew,
         claim_to_headers: convert_each("claim_to_headers", wire.claim_to_headers, |wire| {
             Ok(ClaimHeader { claim: wire.claim, header: parse_header_name(wire.header)? })

@@ -2,7 +2,7 @@
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 
-use super::field::{Invalid, convert_each};
+use super::field::{InvalidField, convert_each};
 use crate::proto;
 
 pub(super) fn to_wire(request: &RequestMatch) -> proto::RequestMatch {
@@ -14,14 +14,14 @@ pub(super) fn to_wire(request: &RequestMatch) -> proto::RequestMatch {
     }
 }
 
-pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, Invalid> {
+pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, InvalidField> {
     if wire.methods.iter().any(String::is_empty) {
-        return Err(Invalid::new("methods", "a method is empty"));
+        return Err(InvalidField::new("methods", "a method is empty"));
     }
     let headers = convert_each("headers", wire.headers, field_from_wire)?;
     if let Some(header) = headers.iter().find(|h| h.name.bytes().any(|b| b.is_ascii_uppercase())) {
         let reason = format!("the header name `{}` is not lower case", header.name);
-        return Err(Invalid::new("headers", reason));
+        return Err(InvalidField::new("headers", reason));
     }
     Ok(RequestMatch {
         path: path_from_wire(wire.path)?,
@@ -41,10 +41,10 @@ fn path_to_wire(path: &PathMatch) -> proto::request_match::Path {
     }
 }
 
-fn path_from_wire(path: Option<proto::request_match::Path>) -> Result<PathMatch, Invalid> {
+fn path_from_wire(path: Option<proto::request_match::Path>) -> Result<PathMatch, InvalidField> {
     use proto::request_match::Path;
     match path {
-        None => Err(Invalid::new("path", "is missing, or unknown to this version")),
+        None => Err(InvalidField::new("path", "is missing, or unknown to this version")),
         Some(Path::PathAny(proto::Nothing {})) => Ok(PathMatch::Any),
         Some(Path::PathExact(text)) => Ok(PathMatch::Exact(text)),
         Some(Path::PathPrefix(text)) => Ok(PathMatch::Prefix(text)),
@@ -60,13 +60,13 @@ fn field_to_wire(field: &FieldMatch) -> proto::FieldMatch {
     proto::FieldMatch { name: field.name.clone(), value: Some(value) }
 }
 
-fn field_from_wire(wire: proto::FieldMatch) -> Result<FieldMatch, Invalid> {
+fn field_from_wire(wire: proto::FieldMatch) -> Result<FieldMatch, InvalidField> {
     if wire.name.is_empty() {
-        return Err(Invalid::new("name", "is empty"));
+        return Err(InvalidField::new("name", "is empty"));
     }
     let value = match wire.value {
         None => {
-            return Err(Invalid::new("value", "is missing, or unknown to this version"));
+            return Err(InvalidField::new("value", "is missing, or unknown to this version"));
         }
         Some(proto::field_match::Value::Exact(text)) => ValueMatch::Exact(text),
         Some(proto::field_match::Value::Regex(text)) => ValueMatch::Regex(text),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leno_model::{RetryRule, ServiceName, ServiceRetry};
 
 use super::action::to_nanoseconds;
-use super::field::{Invalid, convert_each, parse_name};
+use super::field::{InvalidField, convert_each, parse_name};
 use crate::proto;
 
 pub(super) fn rule_to_wire(rule: &RetryRule) -> proto::RetryRule {
@@ -17,16 +17,16 @@ pub(super) fn rule_to_wire(rule: &RetryRule) -> proto::RetryRule {
     }
 }
 
-pub(super) fn rule_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, Invalid> {
+pub(super) fn rule_from_wire(wire: &proto::RetryRule) -> Result<RetryRule, InvalidField> {
     let codes = wire.codes.iter().map(|code| {
         let code = u16::try_from(*code).ok().filter(|code| RetryRule::CODES.contains(code));
-        code.ok_or_else(|| Invalid::new("codes", "has a status that is not from 400 to 599"))
+        code.ok_or_else(|| InvalidField::new("codes", "has a status that is not from 400 to 599"))
     });
     let attempts = u8::try_from(wire.attempts).ok();
     let attempts = attempts.filter(|attempts| *attempts <= RetryRule::ATTEMPTS_MAX);
     Ok(RetryRule {
         codes: codes.collect::<Result<_, _>>()?,
-        attempts: attempts.ok_or_else(|| Invalid::new("attempts", "is more than 10"))?,
+        attempts: attempts.ok_or_else(|| InvalidField::new("attempts", "is more than 10"))?,
         backoff: Duration::from_nanos(wire.backoff_nanoseconds),
     })
 }
@@ -42,18 +42,18 @@ pub(super) fn to_wire((service, retry): (&ServiceName, &ServiceRetry)) -> proto:
 
 pub(super) fn from_wire(
     wire: Vec<proto::ServiceRetry>,
-) -> Result<BTreeMap<ServiceName, ServiceRetry>, Invalid> {
+) -> Result<BTreeMap<ServiceName, ServiceRetry>, InvalidField> {
     let mut retries = BTreeMap::new();
     for (service, retry) in convert_each("retries", wire, one_from_wire)? {
         if let Some(_twice) = retries.insert(service, retry) {
-            return Err(Invalid::new("retries", "has a service twice"));
+            return Err(InvalidField::new("retries", "has a service twice"));
         }
     }
     Ok(retries)
 }
 
-fn one_from_wire(wire: proto::ServiceRetry) -> Result<(ServiceName, ServiceRetry), Invalid> {
-    let rule = wire.rule.ok_or_else(|| Invalid::new("rule", "is missing"))?;
+fn one_from_wire(wire: proto::ServiceRetry) -> Result<(ServiceName, ServiceRetry), InvalidField> {
+    let rule = wire.rule.ok_or_else(|| InvalidField::new("rule", "is missing"))?;
     let retry = ServiceRetry {
         policy: parse_name("policy", &wire.policy)?,
         rule: rule_from_wire(&rule).map_err(|invalid| invalid.with_parent("rule"))?,

@@ -4,39 +4,47 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    BackendEdits, HostPattern, PortView, Reach, RequestMatch, RouteKind, RouteRule, ServiceName,
-    ServiceView, TcpRule, TlsRule, TrafficPolicy, WeightedBackend,
+    BackendEdits, ClientAuthorization, HostPattern, PortConfig, RequestMatch, RouteKind, RouteRule,
+    ServiceConfig, ServiceName, TcpRule, TlsRule, TrafficPolicy, WeightedBackend,
 };
 
 use super::action::{headers_in, headers_to_wire, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
-    Invalid, by_port, convert_each, optional_name, parse_name, parse_port, parse_protocol,
+    InvalidField, by_port, convert_each, optional_name, parse_name, parse_port, parse_protocol,
     protocol_to_wire,
 };
 use super::{action, hedging, request, tag, traffic_policy};
 use crate::proto;
 
-pub(super) fn to_wire(view: &ServiceView) -> proto::Service {
+pub(super) fn to_wire(view: &ServiceConfig) -> proto::Service {
     proto::Service {
-        denied: view.reach == Reach::Denied,
+        denied: view.client_authorization == ClientAuthorization::Denied,
         ports: view.ports.iter().map(|(number, port)| port_to_wire(*number, port)).collect(),
         awaited: view.awaited,
     }
 }
 
-pub(super) fn from_wire(name: &ServiceName, wire: proto::Service) -> Result<ServiceView, Invalid> {
+pub(super) fn from_wire(
+    name: &ServiceName,
+    wire: proto::Service,
+) -> Result<ServiceConfig, InvalidField> {
     let ports = by_port("ports", convert_each("ports", wire.ports, port_from_wire)?)?;
     let reach = match wire.denied {
-        true if ports.is_empty() => Reach::Denied,
+        true if ports.is_empty() => ClientAuthorization::Denied,
         true => {
-            return Err(Invalid::new("ports", "must be empty when the service is denied"));
+            return Err(InvalidField::new("ports", "must be empty when the service is denied"));
         }
-        false => Reach::Allowed,
+        false => ClientAuthorization::Allowed,
     };
-    Ok(ServiceView { name: name.clone(), reach, ports, awaited: wire.awaited })
+    Ok(ServiceConfig {
+        name: name.clone(),
+        client_authorization: reach,
+        ports,
+        awaited: wire.awaited,
+    })
 }
 
-fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
+fn port_to_wire(number: u16, view: &PortConfig) -> proto::ServicePort {
     proto::ServicePort {
         port: number.into(),
         name: view.name.as_ref().map(ToString::to_string),
@@ -51,14 +59,14 @@ fn port_to_wire(number: u16, view: &PortView) -> proto::ServicePort {
     }
 }
 
-fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortView), Invalid> {
+fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortConfig), InvalidField> {
     let traffic_policy = traffic_policy::from_wire(wire.traffic_policy);
     let hedging = wire.hedging.map(hedging::from_wire).transpose();
     let traffic_policy = TrafficPolicy {
         hedging: hedging.map_err(|invalid| invalid.with_parent("hedging"))?,
         ..traffic_policy.map_err(|invalid| invalid.with_parent("traffic_policy"))?
     };
-    let view = PortView {
+    let view = PortConfig {
         name: optional_name("name", wire.name.as_deref())?,
         protocol: parse_protocol("protocol", wire.protocol)?,
         routed: wire.routed,
@@ -92,9 +100,9 @@ pub(super) fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
     }
 }
 
-pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, Invalid> {
+pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, InvalidField> {
     if wire.matches.is_empty() {
-        return Err(Invalid::new("matches", "is empty: at least one match is needed"));
+        return Err(InvalidField::new("matches", "is empty: at least one match is needed"));
     }
     let matches = convert_each("matches", wire.matches, request::from_wire)?;
     let actions = wire.actions.map(|wire| action::from_wire(wire, &matches)).transpose();
@@ -119,14 +127,14 @@ fn object_to_wire(kind: RouteKind) -> proto::RuleObject {
     }
 }
 
-fn kind_from_wire(grpc: bool, object: i32) -> Result<RouteKind, Invalid> {
+fn kind_from_wire(grpc: bool, object: i32) -> Result<RouteKind, InvalidField> {
     match (grpc, proto::RuleObject::try_from(object)) {
         (false, Ok(proto::RuleObject::Unspecified)) => Ok(RouteKind::Http),
         (true, Ok(proto::RuleObject::Unspecified)) => Ok(RouteKind::Grpc),
         (false, Ok(proto::RuleObject::TrafficSplit)) => Ok(RouteKind::Split),
         (false, Ok(proto::RuleObject::TcpRoute)) => Ok(RouteKind::Tcp),
-        (true, Ok(_)) => Err(Invalid::new("object", "must be absent for a GRPCRoute")),
-        (_, Err(_)) => Err(Invalid::new("object", "is unknown to this version")),
+        (true, Ok(_)) => Err(InvalidField::new("object", "must be absent for a GRPCRoute")),
+        (_, Err(_)) => Err(InvalidField::new("object", "is unknown to this version")),
     }
 }
 
@@ -139,10 +147,10 @@ pub(super) fn tcp_rule_to_wire(rule: &TcpRule) -> proto::TcpRule {
     }
 }
 
-pub(super) fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, Invalid> {
+pub(super) fn tcp_rule_from_wire(wire: proto::TcpRule) -> Result<TcpRule, InvalidField> {
     let kind = kind_from_wire(false, wire.object)?;
     if kind == RouteKind::Http {
-        return Err(Invalid::new("object", "is missing"));
+        return Err(InvalidField::new("object", "is missing"));
     }
     Ok(TcpRule {
         route: parse_name("route", &wire.route)?,
@@ -161,9 +169,9 @@ pub(super) fn tls_rule_to_wire(rule: &TlsRule) -> proto::TlsRule {
     }
 }
 
-pub(super) fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, Invalid> {
+pub(super) fn tls_rule_from_wire(wire: proto::TlsRule) -> Result<TlsRule, InvalidField> {
     if wire.hostnames.is_empty() {
-        return Err(Invalid::new("hostnames", "is empty: at least one name is needed"));
+        return Err(InvalidField::new("hostnames", "is empty: at least one name is needed"));
     }
     Ok(TlsRule {
         route: parse_name("route", &wire.route)?,
@@ -188,11 +196,13 @@ pub(super) fn backend_to_wire(backend: &WeightedBackend) -> proto::Backend {
 }
 
 /// Parses a backend of connections or mirrors, which has no edits.
-pub(super) fn plain_backend_from_wire(wire: proto::Backend) -> Result<WeightedBackend, Invalid> {
+pub(super) fn plain_backend_from_wire(
+    wire: proto::Backend,
+) -> Result<WeightedBackend, InvalidField> {
     let backend = backend_from_wire(wire, &[])?;
     match backend.edits {
         None => Ok(backend),
-        Some(_) => Err(Invalid::new("request_headers", "must be absent here")),
+        Some(_) => Err(InvalidField::new("request_headers", "must be absent here")),
     }
 }
 
@@ -200,7 +210,7 @@ pub(super) fn plain_backend_from_wire(wire: proto::Backend) -> Result<WeightedBa
 fn backend_from_wire(
     wire: proto::Backend,
     matches: &[RequestMatch],
-) -> Result<WeightedBackend, Invalid> {
+) -> Result<WeightedBackend, InvalidField> {
     let rewrite = wire.rewrite.map(|wire| rewrite_from_wire(wire, matches)).transpose();
     let edits = BackendEdits {
         request_headers: headers_in("request_headers", wire.request_headers)?,

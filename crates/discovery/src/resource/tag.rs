@@ -6,18 +6,18 @@ mod test;
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Caller, CallerRule, FallbackPolicy, RuleOrigin, STEMS_MAX, Sticky, TagDialect, TagRule,
-    TagRules, TagSet, TagSplit, TagTarget, TagValue, Weights,
+    CallerAttributes, CallerRule, FallbackPolicy, RuleOrigin, STEMS_MAX, StickyKey, TagDialect,
+    TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, WeightUnit,
 };
 
 use self::test::{callers_from_wire, callers_to_wire, match_from_wire, match_to_wire};
-use super::field::{Invalid, convert_each, parse_name};
+use super::field::{InvalidField, convert_each, parse_name};
 use crate::proto;
 
 pub(super) use lane::{from_wire as lanes_from_wire, to_wire as lanes_to_wire};
 
 pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
-    let mut sources = Sources::default();
+    let mut sources = TagSources::default();
     proto::TagRules {
         rules: rules.rules.iter().map(|rule| rule_to_wire(rule, &mut sources)).collect(),
         fallback_policy: fallback_policy_to_wire(&rules.fallback_policy),
@@ -30,12 +30,15 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
     }
 }
 
-pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
+pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField> {
     let sources = &wire.sources;
     let rules = convert_each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
     let stems = rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
     if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
-        return Err(Invalid::new("rules", format!("have more than {STEMS_MAX} stems of paths")));
+        return Err(InvalidField::new(
+            "rules",
+            format!("have more than {STEMS_MAX} stems of paths"),
+        ));
     }
     Ok(TagRules {
         rules,
@@ -48,12 +51,12 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, Invalid> {
 
 /// The objects that contain the rules, each once, in order of appearance.
 #[derive(Default)]
-struct Sources {
+struct TagSources {
     list: Vec<proto::TagSource>,
     places: BTreeMap<(TagDialect, String), u32>,
 }
 
-impl Sources {
+impl TagSources {
     fn source_index(&mut self, origin: &RuleOrigin) -> u32 {
         let key = (origin.dialect, origin.name.to_string());
         if let Some(place) = self.places.get(&key) {
@@ -75,30 +78,35 @@ fn source_to_wire(origin: &RuleOrigin) -> proto::TagSource {
     proto::TagSource { dialect: dialect.into(), name: origin.name.to_string() }
 }
 
-fn origin_from_wire(source: &proto::TagSource, index: u32) -> Result<RuleOrigin, Invalid> {
+fn origin_from_wire(source: &proto::TagSource, index: u32) -> Result<RuleOrigin, InvalidField> {
     let dialect = match proto::TagDialect::try_from(source.dialect) {
         Ok(proto::TagDialect::TagRoute) => TagDialect::TagRoute,
         Ok(proto::TagDialect::Sermant) => TagDialect::Sermant,
         Ok(proto::TagDialect::Lane) => TagDialect::Lane,
         Ok(proto::TagDialect::Unspecified) | Err(_) => {
             let reason = format!("{} is not a kind of this version", source.dialect);
-            return Err(Invalid::new("dialect", reason));
+            return Err(InvalidField::new("dialect", reason));
         }
     };
     Ok(RuleOrigin { dialect, name: parse_name("name", &source.name)?, index })
 }
 
-fn origin_at(sources: &[proto::TagSource], source: u32, index: u32) -> Result<RuleOrigin, Invalid> {
+fn origin_at(
+    sources: &[proto::TagSource],
+    source: u32,
+    index: u32,
+) -> Result<RuleOrigin, InvalidField> {
     let found = usize::try_from(source).ok().and_then(|place| sources.get(place));
-    let found = found.ok_or_else(|| Invalid::new("source", format!("{source} is not listed")))?;
+    let found =
+        found.ok_or_else(|| InvalidField::new("source", format!("{source} is not listed")))?;
     origin_from_wire(found, index).map_err(|invalid| invalid.with_parent("source"))
 }
 
-fn rule_to_wire(rule: &TagRule, sources: &mut Sources) -> proto::TagRule {
-    let sticky = |sticky: &Sticky| proto::Sticky {
+fn rule_to_wire(rule: &TagRule, sources: &mut TagSources) -> proto::TagRule {
+    let sticky = |sticky: &StickyKey| proto::Sticky {
         by: Some(match sticky {
-            Sticky::Header(name) => proto::sticky::By::Header(name.clone()),
-            Sticky::Cookie(name) => proto::sticky::By::Cookie(name.clone()),
+            StickyKey::Header(name) => proto::sticky::By::Header(name.clone()),
+            StickyKey::Cookie(name) => proto::sticky::By::Cookie(name.clone()),
         }),
     };
     proto::TagRule {
@@ -114,11 +122,14 @@ fn rule_to_wire(rule: &TagRule, sources: &mut Sources) -> proto::TagRule {
     }
 }
 
-fn rule_from_wire(wire: proto::TagRule, sources: &[proto::TagSource]) -> Result<TagRule, Invalid> {
+fn rule_from_wire(
+    wire: proto::TagRule,
+    sources: &[proto::TagSource],
+) -> Result<TagRule, InvalidField> {
     let sticky = |wire: proto::Sticky| match wire.by {
-        Some(proto::sticky::By::Header(name)) => Ok(Sticky::Header(name)),
-        Some(proto::sticky::By::Cookie(name)) => Ok(Sticky::Cookie(name)),
-        None => Err(Invalid::new("sticky", "is missing, or unknown to this version")),
+        Some(proto::sticky::By::Header(name)) => Ok(StickyKey::Header(name)),
+        Some(proto::sticky::By::Cookie(name)) => Ok(StickyKey::Cookie(name)),
+        None => Err(InvalidField::new("sticky", "is missing, or unknown to this version")),
     };
     let fallback = wire.fallback.map(split_from_wire).transpose();
     Ok(TagRule {
@@ -133,7 +144,7 @@ fn rule_from_wire(wire: proto::TagRule, sources: &[proto::TagSource]) -> Result<
     })
 }
 
-fn caller_rule_to_wire(rule: &CallerRule, sources: &mut Sources) -> proto::CallerRule {
+fn caller_rule_to_wire(rule: &CallerRule, sources: &mut TagSources) -> proto::CallerRule {
     proto::CallerRule {
         source: sources.source_index(&rule.origin),
         index: rule.origin.index,
@@ -148,7 +159,7 @@ fn caller_rule_to_wire(rule: &CallerRule, sources: &mut Sources) -> proto::Calle
 fn caller_rule_from_wire(
     wire: proto::CallerRule,
     sources: &[proto::TagSource],
-) -> Result<CallerRule, Invalid> {
+) -> Result<CallerRule, InvalidField> {
     Ok(CallerRule {
         origin: origin_at(sources, wire.source, wire.index)?,
         from: callers_from_wire(wire.from)?,
@@ -162,17 +173,17 @@ fn caller_rule_from_wire(
 fn split_to_wire(split: &TagSplit) -> proto::TagSplit {
     proto::TagSplit {
         targets: split.targets.iter().map(target_to_wire).collect(),
-        percent: split.weights == Weights::Percent,
+        percent: split.weights == WeightUnit::Percent,
     }
 }
 
-fn required_split(wire: Option<proto::TagSplit>) -> Result<TagSplit, Invalid> {
-    let wire = wire.ok_or_else(|| Invalid::new("split", "is missing"))?;
+fn required_split(wire: Option<proto::TagSplit>) -> Result<TagSplit, InvalidField> {
+    let wire = wire.ok_or_else(|| InvalidField::new("split", "is missing"))?;
     split_from_wire(wire).map_err(|invalid| invalid.with_parent("split"))
 }
 
-fn split_from_wire(wire: proto::TagSplit) -> Result<TagSplit, Invalid> {
-    let weights = if wire.percent { Weights::Percent } else { Weights::Relative };
+fn split_from_wire(wire: proto::TagSplit) -> Result<TagSplit, InvalidField> {
+    let weights = if wire.percent { WeightUnit::Percent } else { WeightUnit::Relative };
     Ok(TagSplit { targets: convert_each("targets", wire.targets, target_from_wire)?, weights })
 }
 
@@ -197,7 +208,7 @@ fn target_to_wire(target: &TagTarget) -> proto::TagTarget {
     proto::TagTarget { weight: target.weight, set: Some(set) }
 }
 
-fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, Invalid> {
+fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, InvalidField> {
     use proto::tag_target::Set;
     let tags = |wire: proto::TagValues| {
         let value =
@@ -205,7 +216,7 @@ fn target_from_wire(wire: proto::TagTarget) -> Result<TagTarget, Invalid> {
         wire.tags.into_iter().map(value).collect()
     };
     let set = match wire.set {
-        None => return Err(Invalid::new("set", "is missing, or unknown to this version")),
+        None => return Err(InvalidField::new("set", "is missing, or unknown to this version")),
         Some(Set::All(all)) => TagSet::All(tags(all)),
         Some(Set::Any(any)) => TagSet::Any(tags(any)),
         Some(Set::Default(proto::Nothing {})) => TagSet::Default,
@@ -222,29 +233,32 @@ fn fallback_policy_to_wire(fallback_policy: &[FallbackPolicy]) -> Vec<i32> {
     fallback_policy.iter().map(word).collect()
 }
 
-fn fallback_policy_from_wire(wire: &[i32]) -> Result<Vec<FallbackPolicy>, Invalid> {
+fn fallback_policy_from_wire(wire: &[i32]) -> Result<Vec<FallbackPolicy>, InvalidField> {
     let word = |number: &i32| match proto::FallbackPolicy::try_from(*number) {
         Ok(proto::FallbackPolicy::Any) => Ok(FallbackPolicy::Any),
         Ok(proto::FallbackPolicy::Default) => Ok(FallbackPolicy::Default),
-        Ok(proto::FallbackPolicy::Unspecified) | Err(_) => {
-            Err(Invalid::new("fallback_policy", format!("{number} is unknown to this version")))
-        }
+        Ok(proto::FallbackPolicy::Unspecified) | Err(_) => Err(InvalidField::new(
+            "fallback_policy",
+            format!("{number} is unknown to this version"),
+        )),
     };
     wire.iter().map(word).collect()
 }
 
 /// Absent if no rule uses the caller.
-pub(super) fn caller_to_wire(caller: &Caller) -> Option<proto::Caller> {
-    (*caller != Caller::default()).then(|| proto::Caller {
+pub(super) fn caller_to_wire(caller: &CallerAttributes) -> Option<proto::CallerAttributes> {
+    (*caller != CallerAttributes::default()).then(|| proto::CallerAttributes {
         services: caller.services.iter().map(ToString::to_string).collect(),
         tags: labels_to_wire(&caller.tags),
         has_parameters: caller.has_parameters,
     })
 }
 
-pub(super) fn caller_from_wire(wire: proto::Caller) -> Result<Caller, Invalid> {
+pub(super) fn caller_from_wire(
+    wire: proto::CallerAttributes,
+) -> Result<CallerAttributes, InvalidField> {
     let services = convert_each("services", wire.services, |text| parse_name("", &text))?;
-    Ok(Caller {
+    Ok(CallerAttributes {
         services: services.into_iter().collect(),
         tags: labels_from_wire("tags", &wire.tags)?,
         has_parameters: wire.has_parameters,
@@ -262,11 +276,11 @@ pub(super) fn labels_to_wire(labels: &BTreeMap<String, String>) -> Vec<proto::La
 pub(super) fn labels_from_wire(
     field: &str,
     wire: &[proto::Label],
-) -> Result<BTreeMap<String, String>, Invalid> {
+) -> Result<BTreeMap<String, String>, InvalidField> {
     let mut labels = BTreeMap::new();
     for label in wire {
         if labels.insert(label.name.clone(), label.value.clone()).is_some() {
-            return Err(Invalid::new(field, format!("`{}` appears twice", label.name)));
+            return Err(InvalidField::new(field, format!("`{}` appears twice", label.name)));
         }
     }
     Ok(labels)

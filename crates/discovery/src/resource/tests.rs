@@ -1,13 +1,13 @@
 //! Tests of wire conversion: round trips of every field, errors that name the invalid one, arbitrary bytes.
 
 mod access;
-mod breaker;
+mod circuit_breaker;
 mod fault;
 mod gateway;
-mod guard;
-mod limit;
+mod observability;
 mod outlier_detection;
-mod sight;
+mod rate_limit;
+mod request_check;
 mod tags;
 
 use std::collections::BTreeMap;
@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_model::{
-    Access, AccessRule, AddressEntry, AddressPort, AnyOf, BackendEdits, Carries, Cors, Egress,
-    Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, MtlsMode, Name, OriginPattern,
-    OutboundListener, PathEdit, PathMatch, Persistence, PortSet, PortView, Protocol, Reach,
-    Redirect, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme, ServiceAccount,
-    ServiceName, ServiceRetry, ServiceView, TcpRule, TlsRule, TrafficPolicy, TrustDomain,
-    UrlRewrite, ValueMatch, Weight, WeightedBackend, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessRule, AddressEntry, AddressPort, AllowedWords, BackendEdits, ClientAuthorization,
+    Cors, Egress, Endpoint, FieldMatch, Header, HeaderEdits, HostPattern, MtlsMode, Name,
+    OriginPattern, OutboundListener, PathEdit, PathMatch, PersistenceType, PortConfig, PortSet,
+    Protocol, Redirect, RequestMatch, RetryRule, RouteKind, RouteRule, RuleActions, Scheme,
+    ServiceAccount, ServiceConfig, ServiceName, ServiceRetry, SessionPersistence, TcpRule, TlsRule,
+    TrafficPolicy, TrustDomain, UrlRewrite, ValueMatch, Weight, WeightedBackend, WorkloadConfig,
+    WorkloadName, WorkloadPort,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -34,8 +35,8 @@ use crate::proto;
 proptest! {
     #[test]
     fn plans_survive_the_journey(plan in any_proxy_config()) {
-        let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&plan) };
-        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(Box::new(plan))));
+        let upsert = Upsert { key: ResourceKey::Workload, content: encode_plan(&plan) };
+        prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::Workload(Box::new(plan))));
     }
 
     #[test]
@@ -63,7 +64,7 @@ proptest! {
             (number, AddressPort { service: service.clone(), port, protocol, endpoint })
         });
         let workload = AddressEntry::Workload { workload, ports: ports.collect() };
-        for address_entry in [workload, AddressEntry::Service(service.clone()), AddressEntry::Outside] {
+        for address_entry in [workload, AddressEntry::Service(service.clone()), AddressEntry::External] {
             let key = ResourceKey::Address(at.ip());
             let upsert = Upsert { key, content: encode_address_entry(&address_entry) };
             prop_assert_eq!(Resource::decode(&upsert), Ok(Resource::AddressEntry(at.ip(), address_entry)));
@@ -154,21 +155,22 @@ fn every_wrong_action_is_named() {
             "ports[0].rules[0].actions.retry.attempts",
         ),
         (
-            |s| actions(s).persistence = Some(proto::Persistence::default()),
+            |s| actions(s).persistence = Some(proto::SessionPersistence::default()),
             "ports[0].rules[0].actions.persistence.carrier",
         ),
         (
             |s| {
                 let (carrier, name) = (proto::Carries::Cookie.into(), Some("a;b".to_owned()));
                 actions(s).persistence =
-                    Some(proto::Persistence { carrier, name, ..<_>::default() });
+                    Some(proto::SessionPersistence { carrier, name, ..<_>::default() });
             },
             "ports[0].rules[0].actions.persistence.name",
         ),
         (
             |s| {
                 let carrier = proto::Carries::LastingCookie.into();
-                actions(s).persistence = Some(proto::Persistence { carrier, ..<_>::default() });
+                actions(s).persistence =
+                    Some(proto::SessionPersistence { carrier, ..<_>::default() });
             },
             "ports[0].rules[0].actions.persistence.absolute_nanoseconds",
         ),
@@ -183,7 +185,7 @@ fn every_wrong_action_is_named() {
 #[test]
 fn every_wrong_field_is_named() {
     type Edit<T> = fn(&mut T);
-    let plans: [(Edit<proto::Plan>, &str); 15] = [
+    let plans: [(Edit<proto::WorkloadConfig>, &str); 15] = [
         (|p| p.workload = "gateway".into(), "workload"),
         (|p| p.account = "bookinfo".into(), "account"),
         (|p| p.trust_domain = "Cluster".into(), "trust_domain"),
@@ -204,7 +206,7 @@ fn every_wrong_field_is_named() {
         (|p| first_access_rule(p).http[0].path = None, "access.rules[0].http[0].path"),
     ];
     for (edit, field) in plans {
-        check_invalid(ResourceKey::Plan, encode_plan(&fixture::proxy_config()), edit, field);
+        check_invalid(ResourceKey::Workload, encode_plan(&fixture::proxy_config()), edit, field);
     }
     let services: [(Edit<proto::Service>, &str); 9] = [
         (|s| s.denied = true, "ports"),
@@ -259,7 +261,7 @@ where
     assert_eq!((&*invalid.field, &invalid.key), (field, &upsert.key), "{invalid}");
 }
 
-fn first_access_rule(plan: &mut proto::Plan) -> &mut proto::AccessRule {
+fn first_access_rule(plan: &mut proto::WorkloadConfig) -> &mut proto::AccessRule {
     match plan.access.as_mut().unwrap().mode.as_mut().unwrap() {
         proto::access::Mode::AllowListed(rules) => &mut rules.rules[0],
         proto::access::Mode::AllowAll(_) => panic!("the fixture is strict"),
@@ -269,7 +271,7 @@ fn first_access_rule(plan: &mut proto::Plan) -> &mut proto::AccessRule {
 fn resource_keys() -> [ResourceKey; 3] {
     let service = fixture::service_name("reviews");
     let endpoint = fixture::service_endpoint(&service, 1).id;
-    [ResourceKey::Plan, ResourceKey::Service(service), ResourceKey::Endpoint(endpoint)]
+    [ResourceKey::Workload, ResourceKey::Service(service), ResourceKey::Endpoint(endpoint)]
 }
 
 fn any_name() -> impl Strategy<Value = Name> {
@@ -331,7 +333,7 @@ fn any_access_rule() -> impl Strategy<Value = AccessRule> {
     })
 }
 
-fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
+fn any_proxy_config() -> impl Strategy<Value = WorkloadConfig> {
     let access = prop_oneof![
         Just(Access::AllowAll),
         vec(any_access_rule(), 0..3).prop_map(Access::AllowListed)
@@ -346,8 +348,12 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
         any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
     let edges = (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
-    let limits =
-        (limit::any_port_limits(), guard::any_port_checks(), sight::any_observability(), edges);
+    let limits = (
+        rate_limit::any_port_limits(),
+        request_check::any_port_checks(),
+        observability::any_observability(),
+        edges,
+    );
     let tags = (tags::any_caller(), tags::any_lanes(), access::any_inbound_policy(), limits);
     (any_account(), any_name(), address, ports, served, vec(listener, 0..3), access, tags).prop_map(
         |(
@@ -360,7 +366,7 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
             access,
             (caller, lanes, inbound, (limits, guards, sight, edges)),
         )| {
-            WorkloadPlan {
+            WorkloadConfig {
                 workload: WorkloadName { namespace: domain.clone(), name: account.name.clone() },
                 account,
                 trust_domain: TrustDomain(domain),
@@ -374,7 +380,7 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
                         protocol,
                     })
                     .collect(),
-                served,
+                port_services: served,
                 outbound_listeners,
                 access,
                 revoked: Default::default(),
@@ -384,13 +390,13 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadPlan> {
                 lanes: lanes.into_iter().collect(),
                 inbound,
                 limits,
-                sight,
+                observability: sight,
                 egress: Egress::ALL[edges.0],
                 mtls: MtlsMode::ALL[edges.1],
                 gateway: None,
-                openings: Vec::new(),
+                ingress_rules: Vec::new(),
                 egress_rules: Vec::new(),
-                guards,
+                request_checks: guards,
                 retries: edges.2,
             }
         },
@@ -454,9 +460,10 @@ fn any_actions() -> impl Strategy<Value = RuleActions> {
     let mirror =
         mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));
     let persistence = (prop::option::of("[a-z]{1,9}-x"), 0..3_usize, duration(), duration());
-    let persistence = persistence.prop_map(|(name, carrier, absolute, idle)| Persistence {
+    let persistence = persistence.prop_map(|(name, carrier, absolute, idle)| SessionPersistence {
         name,
-        carrier: [Carries::Cookie, Carries::LastingCookie, Carries::Header][carrier],
+        kind: [PersistenceType::Cookie, PersistenceType::LastingCookie, PersistenceType::Header]
+            [carrier],
         absolute: Some(absolute),
         idle: Some(idle).filter(|_| carrier > 0),
         path: Some("/a".to_owned()).filter(|_| carrier == 1),
@@ -485,8 +492,8 @@ fn any_actions() -> impl Strategy<Value = RuleActions> {
 
 fn any_cors() -> impl Strategy<Value = Cors> {
     let words = || {
-        let only = vec("[a-z-]{1,9}", 0..3).prop_map(AnyOf::Only);
-        prop_oneof![Just(AnyOf::Any), only]
+        let only = vec("[a-z-]{1,9}", 0..3).prop_map(AllowedWords::Only);
+        prop_oneof![Just(AllowedWords::Any), only]
     };
     let origins = prop::sample::subsequence(vec!["*", "http://a", "https://*.b:8443"], 1..=3);
     let origins = origins.prop_map(|origins| {
@@ -523,8 +530,33 @@ fn any_backend() -> impl Strategy<Value = WeightedBackend> {
     (plain_backend(), edits).prop_map(|(plain, edits)| WeightedBackend { edits, ..plain })
 }
 
-fn any_service_config() -> impl Strategy<Value = ServiceView> {
+fn any_route_rule() -> impl Strategy<Value = RouteRule> {
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
+    let kind = prop_oneof![
+        Just(RouteKind::Http),
+        Just(RouteKind::Grpc),
+        Just(RouteKind::Split),
+        Just(RouteKind::Tcp)
+    ];
+    let rule = (
+        any_name(),
+        vec(any_request_match(), 1..3),
+        vec(any_backend(), 0..3),
+        timeout,
+        any_actions(),
+        kind,
+    );
+    rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
+        route: leno_model::RouteName { namespace: name.clone(), name },
+        matches,
+        backends,
+        request_timeout,
+        actions,
+        kind,
+    })
+}
+
+fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
     let host = (any_name(), any::<bool>()).prop_map(|(name, exact)| match exact {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
@@ -543,30 +575,7 @@ fn any_service_config() -> impl Strategy<Value = ServiceView> {
         backends,
         ungranted_weight,
     });
-    let kind = prop_oneof![
-        Just(RouteKind::Http),
-        Just(RouteKind::Grpc),
-        Just(RouteKind::Split),
-        Just(RouteKind::Tcp)
-    ];
-    let rule = (
-        any_name(),
-        vec(any_request_match(), 1..3),
-        vec(any_backend(), 0..3),
-        timeout,
-        any_actions(),
-        kind,
-    );
-    let rule =
-        rule.prop_map(|(name, matches, backends, request_timeout, actions, kind)| RouteRule {
-            route: leno_model::RouteName { namespace: name.clone(), name },
-            matches,
-            backends,
-            request_timeout,
-            actions,
-            kind,
-        });
-    let rules = (vec(rule, 0..3), vec(tls_rule, 0..3), prop::option::of(tcp_rule));
+    let rules = (vec(any_route_rule(), 0..3), vec(tls_rule, 0..3), prop::option::of(tcp_rule));
     let tags = prop::option::of(tags::any_tag_rules().prop_map(Arc::new));
     let port = (
         prop::option::of(any_name()),
@@ -576,28 +585,43 @@ fn any_service_config() -> impl Strategy<Value = ServiceView> {
         (traffic_policy(), tags),
     );
     let port = port.prop_map(
-        |(name, protocol, routed, (rules, tls_rules, tcp_rule), (traffic_policy, tags))| PortView {
-            name,
-            protocol,
-            routed,
-            rules,
-            endpoints: vec![Arc::new(fixture::service_endpoint(&fixture::service_name("a"), 1))],
-            tls_rules,
-            traffic_policy,
-            tags,
-            tcp_rule,
+        |(name, protocol, routed, (rules, tls_rules, tcp_rule), (traffic_policy, tags))| {
+            PortConfig {
+                name,
+                protocol,
+                routed,
+                rules,
+                endpoints: vec![Arc::new(fixture::service_endpoint(
+                    &fixture::service_name("a"),
+                    1,
+                ))],
+                tls_rules,
+                traffic_policy,
+                tags,
+                tcp_rule,
+            }
         },
     );
     (service_name(), any::<(bool, bool)>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, (denied, awaited), ports)| match denied {
-            true => ServiceView { name, reach: Reach::Denied, ports: BTreeMap::new(), awaited },
-            false => ServiceView { name, reach: Reach::Allowed, ports, awaited },
+            true => ServiceConfig {
+                name,
+                client_authorization: ClientAuthorization::Denied,
+                ports: BTreeMap::new(),
+                awaited,
+            },
+            false => ServiceConfig {
+                name,
+                client_authorization: ClientAuthorization::Allowed,
+                ports,
+                awaited,
+            },
         },
     )
 }
 
 fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
-    let breaker = prop::option::of(breaker::any_breaker());
+    let breaker = prop::option::of(circuit_breaker::any_breaker());
     let more = (prop::option::of(fault::any_faults()), prop::option::of(fault::any_balancing()));
     let more = (more, prop::option::of(fault::any_hedging()));
     (prop::option::of(outlier_detection::any_outlier_detection()), breaker, more).prop_map(

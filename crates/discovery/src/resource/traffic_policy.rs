@@ -8,8 +8,8 @@ use leno_model::{
     ServicePolicyKind, ServicePolicyName, TrafficPolicy,
 };
 
-use super::field::Invalid;
-use super::{balancing, breaker, fault};
+use super::field::InvalidField;
+use super::{balancing, circuit_breaker, fault};
 use crate::proto;
 
 /// Absent without policies, so that the encoding of a port without policies is unchanged.
@@ -20,20 +20,20 @@ pub(super) fn to_wire(traffic_policy: &TrafficPolicy) -> Option<proto::TrafficPo
     }
     Some(proto::TrafficPolicy {
         outlier_detection: traffic_policy.outlier_detection.as_ref().map(outlier_detection_to_wire),
-        breaker: traffic_policy.breaker.as_ref().map(breaker::to_wire),
+        breaker: traffic_policy.breaker.as_ref().map(circuit_breaker::to_wire),
         faults: traffic_policy.faults.as_ref().map(fault::to_wire),
         balancing: traffic_policy.balancing.as_ref().map(balancing::to_wire),
     })
 }
 
-pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPolicy, Invalid> {
+pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPolicy, InvalidField> {
     let Some(wire) = wire else {
         return Ok(TrafficPolicy::default());
     };
     let outlier_detection = wire.outlier_detection.map(outlier_detection_from_wire).transpose();
     let outlier_detection =
         outlier_detection.map_err(|invalid| invalid.with_parent("outlier_detection"))?;
-    let breaker = wire.breaker.map(breaker::from_wire).transpose();
+    let breaker = wire.breaker.map(circuit_breaker::from_wire).transpose();
     let breaker = breaker.map_err(|invalid| invalid.with_parent("breaker"))?;
     let faults = wire.faults.map(fault::from_wire).transpose();
     let faults = faults.map_err(|invalid| invalid.with_parent("faults"))?;
@@ -42,7 +42,7 @@ pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPol
     let traffic_policy =
         TrafficPolicy { outlier_detection, breaker, faults, balancing, hedging: None };
     match traffic_policy.is_empty() {
-        true => Err(Invalid::new("", "is empty, or unknown to this version")),
+        true => Err(InvalidField::new("", "is empty, or unknown to this version")),
         false => Ok(traffic_policy),
     }
 }
@@ -66,9 +66,11 @@ fn outlier_detection_to_wire(
 
 fn outlier_detection_from_wire(
     wire: proto::PortOutlierDetection,
-) -> Result<PortOutlierDetection, Invalid> {
+) -> Result<PortOutlierDetection, InvalidField> {
     let algorithm = match wire.algorithm {
-        None => return Err(Invalid::new("algorithm", "is missing, or unknown to this version")),
+        None => {
+            return Err(InvalidField::new("algorithm", "is missing, or unknown to this version"));
+        }
         Some(proto::port_outlier_detection::Algorithm::Native(rule)) => {
             let rule = native_from_wire(rule).map_err(|invalid| invalid.with_parent("native"))?;
             OutlierAlgorithm::Native(rule)
@@ -88,16 +90,16 @@ pub(super) fn policy_to_wire(policy: &ServicePolicyName) -> proto::ServicePolicy
 
 pub(super) fn policy_from_wire(
     wire: Option<proto::ServicePolicy>,
-) -> Result<ServicePolicyName, Invalid> {
-    let wire = wire.ok_or_else(|| Invalid::new("policy", "is missing"))?;
+) -> Result<ServicePolicyName, InvalidField> {
+    let wire = wire.ok_or_else(|| InvalidField::new("policy", "is missing"))?;
     let kind = ServicePolicyKind::from_word(&wire.kind)
-        .ok_or_else(|| Invalid::new("policy.kind", "is unknown to this version"))?;
+        .ok_or_else(|| InvalidField::new("policy.kind", "is unknown to this version"))?;
     let (namespace, name) = wire
         .name
         .split_once('/')
-        .ok_or_else(|| Invalid::new("policy.name", "is written `namespace/name`"))?;
+        .ok_or_else(|| InvalidField::new("policy.name", "is written `namespace/name`"))?;
     ServicePolicyName::new(kind, namespace, name)
-        .map_err(|error| Invalid::new("policy.name", error))
+        .map_err(|error| InvalidField::new("policy.name", error))
 }
 
 pub(super) fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses {
@@ -113,12 +115,12 @@ pub(super) fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses
 
 pub(super) fn classes_from_wire(
     wire: Option<proto::FailureClasses>,
-) -> Result<FailureClasses, Invalid> {
-    let wire = wire.ok_or_else(|| Invalid::new("failures", "is missing"))?;
+) -> Result<FailureClasses, InvalidField> {
+    let wire = wire.ok_or_else(|| InvalidField::new("failures", "is missing"))?;
     let grpc = wire.grpc.into_iter().map(|code| parse_small("failures.grpc", code, 0, 255));
     let grpc = grpc.collect::<Result<Vec<u8>, _>>()?;
     if !grpc.is_sorted_by(|a, b| a < b) {
-        return Err(Invalid::new("failures.grpc", "is not sorted, or has duplicates"));
+        return Err(InvalidField::new("failures.grpc", "is not sorted, or has duplicates"));
     }
     Ok(FailureClasses {
         connect: wire.connect,
@@ -164,12 +166,12 @@ fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
 }
 
 /// A probe of an unknown kind is ignored.
-fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Invalid> {
+fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, InvalidField> {
     use proto::health_check::Probe;
     let probe = match wire.probe {
         Some(Probe::HttpPath(path)) if is_path(&path) => HealthProbe::Http { path },
         Some(Probe::HttpPath(_)) => {
-            return Err(Invalid::new("health_check.http_path", "is not a path"));
+            return Err(InvalidField::new("health_check.http_path", "is not a path"));
         }
         Some(Probe::GrpcService(service)) => HealthProbe::Grpc { service },
         None => return Ok(None),
@@ -177,7 +179,7 @@ fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, Inva
     let interval = parse_duration("health_check.interval_nanoseconds", wire.interval_nanoseconds)?;
     let timeout = parse_duration("health_check.timeout_nanoseconds", wire.timeout_nanoseconds)?;
     if timeout > interval {
-        return Err(Invalid::new("health_check.timeout_nanoseconds", "is above the interval"));
+        return Err(InvalidField::new("health_check.timeout_nanoseconds", "is above the interval"));
     }
     Ok(Some(HealthCheck {
         probe,
@@ -193,10 +195,10 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, Invalid> {
+fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, InvalidField> {
     let failures = classes_from_wire(wire.failures)?;
     if failures.is_empty() {
-        return Err(Invalid::new("failures", "has no failure condition"));
+        return Err(InvalidField::new("failures", "has no failure condition"));
     }
     let rate = match wire.percent {
         0 => None,
@@ -252,7 +254,7 @@ fn sermant_to_wire(rule: &SermantRemoval) -> proto::SermantRemoval {
     }
 }
 
-fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Invalid> {
+fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, InvalidField> {
     let common = SermantCommon {
         failures: classes_from_wire(wire.failures)?,
         expire: parse_duration("expire_nanoseconds", wire.expire_nanoseconds)?,
@@ -274,23 +276,28 @@ pub(super) fn to_nanoseconds(time: Duration) -> u64 {
 }
 
 /// At least a millisecond: a time that is divided into windows must not be zero.
-pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, Invalid> {
+pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, InvalidField> {
     match Duration::from_nanos(nanoseconds) {
         time if time >= Duration::from_millis(1) => Ok(time),
-        time => Err(Invalid::new(field, format!("{time:?} is less than a millisecond"))),
+        time => Err(InvalidField::new(field, format!("{time:?} is less than a millisecond"))),
     }
 }
 
-pub(super) fn parse_small(field: &str, number: u32, least: u8, most: u8) -> Result<u8, Invalid> {
+pub(super) fn parse_small(
+    field: &str,
+    number: u32,
+    least: u8,
+    most: u8,
+) -> Result<u8, InvalidField> {
     match u8::try_from(number) {
         Ok(small) if (least..=most).contains(&small) => Ok(small),
-        _ => Err(Invalid::new(field, format!("{number} is not from {least} to {most}"))),
+        _ => Err(InvalidField::new(field, format!("{number} is not from {least} to {most}"))),
     }
 }
 
-pub(super) fn at_least_1(field: &str, number: u32) -> Result<u32, Invalid> {
+pub(super) fn at_least_1(field: &str, number: u32) -> Result<u32, InvalidField> {
     match number {
-        0 => Err(Invalid::new(field, "is 0")),
+        0 => Err(InvalidField::new(field, "is 0")),
         number => Ok(number),
     }
 }

@@ -4,28 +4,28 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use crate::condition::ProxyReport;
-use crate::desired::Desired;
 use crate::envelope::REFUSALS_MAX;
 use crate::event::{ConnectionId, Event};
 use crate::key::ChangeId;
-use crate::message::{CertificateAnswer, Hello, InboundListener, Refusal};
-use crate::traffic::Traffic;
+use crate::message::{CertificateReply, Hello, InboundListener, ResourceRejection};
+use crate::subscriptions::TrackedSubscriptions;
+use crate::traffic::TrafficReport;
 
 /// All events that the owner has not taken yet. Each part is bounded.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingEvents {
     connection: ConnectionId,
-    pub(super) desired: Desired,
+    pub(super) desired: TrackedSubscriptions,
     listeners: Option<Listeners>,
     /// The listeners that the owner took last; none before the proxy has sent any.
     last_listeners: Option<Listeners>,
     /// The newest report, unless the owner has it.
     report: Option<Box<ProxyReport>>,
     last_report: ProxyReport,
-    refusals: VecDeque<Refusal>,
+    refusals: VecDeque<ResourceRejection>,
     applied: Option<Applied>,
-    traffic: Option<Box<Traffic>>,
-    certificate: Option<(Vec<u8>, CertificateAnswer)>,
+    traffic: Option<Box<TrafficReport>>,
+    certificate: Option<(Vec<u8>, CertificateReply)>,
 }
 
 type Listeners = BTreeMap<u16, SocketAddr>;
@@ -39,19 +39,19 @@ struct Applied {
 
 /// The events that a connection may send now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Permitted {
+pub(super) enum AllowedEvents {
     /// All of them.
     All,
     /// Events of negligible cost to the owner: the budget of the connection is exceeded.
     Cheap,
 }
 
-impl Pending {
+impl PendingEvents {
     pub(super) fn new(connection: ConnectionId, hello: &Hello) -> Self {
         let listeners = in_order(&hello.listeners);
         Self {
             connection,
-            desired: Desired::from_hello(hello),
+            desired: TrackedSubscriptions::from_hello(hello),
             listeners: None,
             last_listeners: (!listeners.is_empty()).then_some(listeners),
             report: None,
@@ -75,7 +75,7 @@ impl Pending {
     }
 
     /// Adds rejected or unsent resources. The newest ones are kept.
-    pub(super) fn add_rejections(&mut self, refusals: Vec<Refusal>) {
+    pub(super) fn add_rejections(&mut self, refusals: Vec<ResourceRejection>) {
         self.refusals.extend(refusals);
         let surplus = self.refusals.len().saturating_sub(REFUSALS_MAX);
         self.refusals.drain(..surplus);
@@ -87,7 +87,7 @@ impl Pending {
     }
 
     /// Adds a report; returns it if another one is pending.
-    pub(super) fn add_report(&mut self, traffic: Box<Traffic>) -> Option<Box<Traffic>> {
+    pub(super) fn add_report(&mut self, traffic: Box<TrafficReport>) -> Option<Box<TrafficReport>> {
         match self.traffic {
             Some(_) => Some(traffic),
             None => self.traffic.replace(traffic),
@@ -95,30 +95,30 @@ impl Pending {
     }
 
     /// Adds a certificate request. The session ensures that there is one at a time.
-    pub(super) fn add_certificate_request(&mut self, csr: Vec<u8>, answer: CertificateAnswer) {
+    pub(super) fn add_certificate_request(&mut self, csr: Vec<u8>, answer: CertificateReply) {
         self.certificate = Some((csr, answer));
     }
 
     /// True if there is an event to send.
-    pub(super) fn has_next(&self, permitted: Permitted) -> bool {
+    pub(super) fn has_next(&self, permitted: AllowedEvents) -> bool {
         let costly = self.listeners.is_some() || self.desired.has_changed();
         self.certificate.is_some()
             || !self.refusals.is_empty()
             || self.applied.is_some()
             || self.report.is_some()
             || self.traffic.is_some()
-            || permitted == Permitted::All && costly
+            || permitted == AllowedEvents::All && costly
     }
 
     /// The next event. Rejections precede the change that was applied despite them.
-    pub(super) fn next(&mut self, permitted: Permitted) -> Option<Event> {
+    pub(super) fn next(&mut self, permitted: AllowedEvents) -> Option<Event> {
         let connection = self.connection;
         if let Some((csr, answer)) = self.certificate.take() {
-            return Some(Event::Certify { connection, csr, answer });
+            return Some(Event::CertificateRequested { connection, csr, answer });
         }
         if !self.refusals.is_empty() {
             let refusals = std::mem::take(&mut self.refusals).into();
-            return Some(Event::Refused { connection, refusals });
+            return Some(Event::Rejected { connection, refusals });
         }
         if let Some(Applied { change, refused, bytes }) = self.applied.take() {
             return Some(Event::Applied { connection, change, refused, bytes });
@@ -127,7 +127,7 @@ impl Pending {
             self.last_report.clone_from(&report);
             return Some(Event::Reported { connection, report });
         }
-        if permitted == Permitted::All
+        if permitted == AllowedEvents::All
             && let Some(listeners) = self.listeners.take()
         {
             let inbound = |(port, address): (&u16, &SocketAddr)| InboundListener {
@@ -139,9 +139,9 @@ impl Pending {
             self.last_listeners = Some(listeners);
             return Some(event);
         }
-        if permitted == Permitted::All && self.desired.has_changed() {
+        if permitted == AllowedEvents::All && self.desired.has_changed() {
             let change = Box::new(self.desired.take_changes());
-            return Some(Event::Wanted { connection, change });
+            return Some(Event::SubscriptionsChanged { connection, change });
         }
         let traffic = self.traffic.take()?;
         Some(Event::Traffic { connection, traffic })
@@ -151,7 +151,7 @@ impl Pending {
     pub(super) fn next_after_end(&mut self) -> Option<Event> {
         drop(self.desired.take_changes());
         self.certificate = None;
-        self.next(Permitted::All)
+        self.next(AllowedEvents::All)
     }
 }
 
@@ -162,11 +162,11 @@ fn in_order(listeners: &[InboundListener]) -> Listeners {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::condition::Condition;
+    use crate::condition::ProxyCondition;
     use crate::fixture::{gateway_hello, service_name};
 
-    fn empty_pending() -> Pending {
-        Pending::new(ConnectionId(1), &Hello { listeners: Vec::new(), ..gateway_hello() })
+    fn empty_pending() -> PendingEvents {
+        PendingEvents::new(ConnectionId(1), &Hello { listeners: Vec::new(), ..gateway_hello() })
     }
 
     fn listener_at(port: u16) -> [InboundListener; 1] {
@@ -177,63 +177,66 @@ mod tests {
     fn listeners_that_alternate_are_no_event_once_they_are_back() {
         let mut pending = empty_pending();
         pending.update_listeners(&listener_at(1));
-        assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
+        assert!(matches!(pending.next(AllowedEvents::All), Some(Event::Listeners { .. })));
         for _ in 0..1000 {
             pending.update_listeners(&listener_at(2));
             pending.update_listeners(&listener_at(1));
         }
-        assert!(!pending.has_next(Permitted::All));
+        assert!(!pending.has_next(AllowedEvents::All));
         pending.update_listeners(&listener_at(2));
-        assert!(!pending.has_next(Permitted::Cheap) && pending.has_next(Permitted::All));
+        assert!(!pending.has_next(AllowedEvents::Cheap) && pending.has_next(AllowedEvents::All));
     }
 
     #[test]
     fn a_proxy_that_says_that_it_listens_nowhere_is_heard_once() {
         let mut pending = empty_pending();
         pending.update_listeners(&[]);
-        assert!(matches!(pending.next(Permitted::All), Some(Event::Listeners { .. })));
+        assert!(matches!(pending.next(AllowedEvents::All), Some(Event::Listeners { .. })));
         pending.update_listeners(&[]);
-        assert!(pending.next(Permitted::All).is_none());
+        assert!(pending.next(AllowedEvents::All).is_none());
     }
 
     #[test]
     fn a_report_is_an_event_when_it_differs_from_the_one_that_the_owner_has() {
         let closed = || ProxyReport {
-            conditions: vec![Condition::new("listener-closed", "door", "in use")],
+            conditions: vec![ProxyCondition::new("listener-closed", "door", "in use")],
             ..ProxyReport::default()
         };
         let mut pending = empty_pending();
         pending.report_state(ProxyReport::default());
-        assert!(!pending.has_next(Permitted::All));
+        assert!(!pending.has_next(AllowedEvents::All));
         pending.report_state(closed());
-        let Some(Event::Reported { report, .. }) = pending.next(Permitted::Cheap) else {
+        let Some(Event::Reported { report, .. }) = pending.next(AllowedEvents::Cheap) else {
             panic!("it is an event")
         };
         assert_eq!(*report, closed());
         pending.report_state(ProxyReport::default());
         pending.report_state(closed());
-        assert!(!pending.has_next(Permitted::All));
+        assert!(!pending.has_next(AllowedEvents::All));
     }
 
     #[test]
     fn what_waits_is_bounded_however_much_comes() {
         let mut pending = empty_pending();
         let refusal = |number: usize| {
-            Refusal::new(crate::ResourceKey::Service(service_name("a")), number.to_string())
+            ResourceRejection::new(
+                crate::ResourceKey::Service(service_name("a")),
+                number.to_string(),
+            )
         };
         for number in 0..10_000 {
             pending.add_rejections(vec![refusal(number)]);
             pending.add_applied(ChangeId(number as u64), 1, 2);
         }
-        let Some(Event::Refused { refusals, .. }) = pending.next(Permitted::Cheap) else {
+        let Some(Event::Rejected { refusals, .. }) = pending.next(AllowedEvents::Cheap) else {
             panic!("refusals come first")
         };
         assert_eq!(refusals.len(), REFUSALS_MAX);
         assert_eq!(refusals.last(), Some(&refusal(9_999)));
-        let Some(Event::Applied { change, bytes, .. }) = pending.next(Permitted::Cheap) else {
+        let Some(Event::Applied { change, bytes, .. }) = pending.next(AllowedEvents::Cheap) else {
             panic!("then what was applied")
         };
         assert_eq!((change, bytes), (ChangeId(9_999), 20_000));
-        assert!(!pending.has_next(Permitted::All));
+        assert!(!pending.has_next(AllowedEvents::All));
     }
 }

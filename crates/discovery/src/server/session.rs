@@ -8,25 +8,25 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::pending::{Pending, Permitted};
+use super::pending::{AllowedEvents, PendingEvents};
 use super::{ServeError, read};
 use crate::client::CSR_BYTES_MAX;
 use crate::condition::report_from_wire;
-use crate::desired::Lists;
 use crate::envelope::{
     addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, refusals_from_wire,
     services_from_wire,
 };
-use crate::event::Standing;
+use crate::event::OwnerResponse;
 use crate::frame::{FrameReader, FrameWriter, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX};
 use crate::keepalive::Keepalive;
 use crate::key::ChangeId;
-use crate::message::{IssuedBytes, NotIssued};
+use crate::message::{IssuanceFailure, IssuedCertificate};
 use crate::proto::{self, from_proxy, to_proxy};
 use crate::publisher::Publisher;
 use crate::query::StreamQueries;
 use crate::queue::EventSender;
-use crate::tap::{OpenTap, Tapped, Taps, records_from_wire, tap_to_wire};
+use crate::subscriptions::SubscriptionLists;
+use crate::tap::{OpenTap, TapRecords, Taps, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 
@@ -35,7 +35,7 @@ pub(super) struct Session<'a, W> {
     writer: &'a mut FrameWriter<W>,
     publisher: Publisher,
     /// The events that the mesh owner has not taken yet.
-    pending: Box<Pending>,
+    pending: Box<PendingEvents>,
     events: &'a EventSender,
     keepalive: Keepalive,
     /// The deadline for the response to the delta in flight.
@@ -44,8 +44,8 @@ pub(super) struct Session<'a, W> {
     /// The earliest time to forward the next certificate request.
     renew_from: Instant,
     /// Rate limits for forwarded traffic reports, and for tapped requests.
-    traffic: Tempo,
-    tapped: Tempo,
+    traffic: MessageRateLimit,
+    tapped: MessageRateLimit,
     /// The number of series in dropped traffic reports.
     unheard: u32,
     /// The last reported acknowledgement.
@@ -63,11 +63,11 @@ pub(super) struct Session<'a, W> {
 /// A certificate request that the mesh owner has not answered yet.
 struct Renewal {
     id: u64,
-    answer: oneshot::Receiver<Result<IssuedBytes, NotIssued>>,
+    answer: oneshot::Receiver<Result<IssuedCertificate, IssuanceFailure>>,
 }
 
 /// The end of a connection.
-pub(super) enum Ending {
+pub(super) enum ConnectionEnd {
     /// The proxy closed it.
     Closed,
     /// The mesh owner ended it.
@@ -76,7 +76,7 @@ pub(super) enum Ending {
     Failed(ServeError),
 }
 
-impl Ending {
+impl ConnectionEnd {
     /// Notifies the proxy, if it is still reachable.
     pub(super) async fn notify_proxy<W>(self, writer: FrameWriter<W>) -> Result<(), ServeError>
     where
@@ -110,7 +110,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) fn new(
         writer: &'a mut FrameWriter<W>,
         publisher: Publisher,
-        pending: Box<Pending>,
+        pending: Box<PendingEvents>,
         workload: WorkloadName,
         events: &'a EventSender,
         taps: &Taps,
@@ -126,8 +126,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             answer_by: None,
             renewal: None,
             renew_from: now,
-            traffic: Tempo { from: now, every: TRAFFIC_INTERVAL_MIN, saved: TRAFFIC_BURST },
-            tapped: Tempo { from: now, every: TAPPED_INTERVAL_MIN, saved: TAPPED_BURST },
+            traffic: MessageRateLimit {
+                from: now,
+                every: TRAFFIC_INTERVAL_MIN,
+                saved: TRAFFIC_BURST,
+            },
+            tapped: MessageRateLimit { from: now, every: TAPPED_INTERVAL_MIN, saved: TAPPED_BURST },
             unheard: 0,
             applied: None,
             delta_bytes: 0,
@@ -141,8 +145,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) async fn run<R: AsyncRead + Unpin>(
         &mut self,
         reader: &mut FrameReader<R>,
-        mut standing: watch::Receiver<Standing>,
-    ) -> Result<Ending, ServeError> {
+        mut standing: watch::Receiver<OwnerResponse>,
+    ) -> Result<ConnectionEnd, ServeError> {
         if !self.taps.borrow_and_update().is_empty() {
             self.send_ping(0)?;
         }
@@ -150,12 +154,12 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         loop {
             let now = Instant::now();
             let (unread, idle) = (events.budget().reads_at(now), events.budget().works_at(now));
-            let permitted = if idle.is_none() { Permitted::All } else { Permitted::Cheap };
+            let permitted = if idle.is_none() { AllowedEvents::All } else { AllowedEvents::Cheap };
             // A proxy that does not read responses, or has exceeded its budget, is not read.
             let room = unread.is_none() && self.writer.queued_bytes() < OUTBOX_BYTES_MAX;
             tokio::select! {
                 frame = read(reader, events.budget()), if room => {
-                    let Some(message) = frame? else { return Ok(Ending::Closed) };
+                    let Some(message) = frame? else { return Ok(ConnectionEnd::Closed) };
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(message)?;
                 }
@@ -170,15 +174,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                         return Err(ServeError::Overload);
                     }
                 }
-                () = wait_until(idle), if self.pending.has_next(Permitted::All) => {}
+                () = wait_until(idle), if self.pending.has_next(AllowedEvents::All) => {}
                 changed = standing.changed() => {
                     let newest = standing.borrow_and_update().clone();
                     match newest {
-                        Standing::Goodbye(reason) => return Ok(Ending::Goodbye(reason)),
-                        _ if changed.is_err() => return Ok(Ending::Goodbye(LET_GO.to_owned())),
-                        Standing::Pending => {}
-                        Standing::Offer(update) => self.publisher.set_update(update),
-                        Standing::Partial(update, doubt) => {
+                        OwnerResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
+                        _ if changed.is_err() => return Ok(ConnectionEnd::Goodbye(LET_GO.to_owned())),
+                        OwnerResponse::Pending => {}
+                        OwnerResponse::Config(update) => self.publisher.set_update(update),
+                        OwnerResponse::PartialConfig(update, doubt) => {
                             self.publisher.offer_in_doubt(update, doubt);
                         }
                     }
@@ -282,7 +286,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
         let (records, left_out) = records_from_wire(records);
         let dropped = dropped.saturating_add(left_out);
-        open.forward_records(Tapped { workload: self.workload.clone(), records, dropped });
+        open.forward_records(TapRecords { workload: self.workload.clone(), records, dropped });
     }
 
     /// Handles a part of a response to a query. The operator pays for a requested part: the proxy gets the
@@ -326,10 +330,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }))
     }
 
-    fn send_certificate(&mut self, answer: Answer) -> Result<(), ServeError> {
+    fn send_certificate(&mut self, answer: CertificateResult) -> Result<(), ServeError> {
         let outcome = match answer.result {
             Ok(issued) => proto::certificate::Outcome::Issued(issued_to_wire(issued)),
-            Err(NotIssued { reason, .. }) => proto::certificate::Outcome::Error(reason),
+            Err(IssuanceFailure { reason, .. }) => proto::certificate::Outcome::Error(reason),
         };
         let certificate = proto::Certificate { id: answer.id, outcome: Some(outcome) };
         self.send_message(to_proxy::Message::Certificate(certificate))
@@ -364,7 +368,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 }
 
-fn lists_from_wire(wire: proto::Services) -> Result<Lists, ServeError> {
+fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeError> {
     let proto::Services { names, addresses, dns_names } = wire;
     let fits = names.len() <= SUBSCRIPTIONS_MAX
         && addresses.len() <= ADDRESSES_MAX
@@ -372,7 +376,7 @@ fn lists_from_wire(wire: proto::Services) -> Result<Lists, ServeError> {
     if !fits {
         return Err(ServeError::Malformed(TOO_MANY.to_owned()));
     }
-    Ok(Lists {
+    Ok(SubscriptionLists {
         services: services_from_wire(&names)?,
         addresses: addresses_from_wire(addresses)?,
         names: services_from_wire(&dns_names)?,
@@ -387,7 +391,7 @@ pub(super) fn reading_units(bytes: usize) -> u64 {
 
 /// A rate limit for messages of one kind, with a burst for a proxy that was delayed. Messages over the limit
 /// are dropped.
-struct Tempo {
+struct MessageRateLimit {
     /// The earliest time of the next message.
     from: Instant,
     every: Duration,
@@ -395,7 +399,7 @@ struct Tempo {
     saved: Duration,
 }
 
-impl Tempo {
+impl MessageRateLimit {
     /// Takes one message; false if it is over the limit.
     fn take_message(&mut self, now: Instant) -> bool {
         let takes = self.from <= now;
@@ -408,18 +412,18 @@ impl Tempo {
 }
 
 /// The result of a certificate request.
-struct Answer {
+struct CertificateResult {
     id: u64,
-    result: Result<IssuedBytes, NotIssued>,
+    result: Result<IssuedCertificate, IssuanceFailure>,
 }
 
 /// Waits for the response to the pending request; forever if there is none. Cancel-safe.
-async fn wait_for_certificate(renewal: &mut Option<Renewal>) -> Answer {
+async fn wait_for_certificate(renewal: &mut Option<Renewal>) -> CertificateResult {
     let Some(Renewal { id, answer }) = renewal else {
         return std::future::pending().await;
     };
     let result = answer.await.unwrap_or_else(|_| Err(TRY_AGAIN.into()));
-    let answer = Answer { id: *id, result };
+    let answer = CertificateResult { id: *id, result };
     *renewal = None;
     answer
 }

@@ -14,23 +14,25 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::budget::Budget;
-use crate::client::{FollowError, Follower, Request, follow_control_plane};
+use crate::client::{DiscoveryError, ProxyRequest, UpdateHandler, follow_control_plane};
 use crate::condition::ProxyReport;
-use crate::desired::WantedChange;
 use crate::fixture::{bookinfo_update, gateway_hello, service_config, service_name, update_with};
 use crate::keepalive::SILENCE_MAX;
 use crate::key::{ChangeId, ResourceKey};
-use crate::message::{InboundListener, IssuedBytes, NotIssued, Refusal, Update};
-use crate::queue::{EventSender, Queued, event_queue};
+use crate::message::{
+    ConfigUpdate, InboundListener, IssuanceFailure, IssuedCertificate, ResourceRejection,
+};
+use crate::queue::{EventSender, QueuedEvent, event_queue};
 use crate::server::session::RENEWAL_INTERVAL_MIN;
 use crate::subscriber::Subscriber;
-use crate::traffic::Traffic;
+use crate::subscriptions::SubscriptionChange;
+use crate::traffic::TrafficReport;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
 
 /// The mesh owner of a single connection.
 struct Owner {
-    events: mpsc::Receiver<Queued>,
+    events: mpsc::Receiver<QueuedEvent>,
 }
 
 impl Owner {
@@ -60,8 +62,8 @@ fn describe_event(event: &Event) -> String {
         Event::Connected(_) => "connected".into(),
         Event::Listeners { listeners, .. } => format!("listeners {listeners:?}"),
         Event::Reported { report, .. } => format!("reported {report:?}"),
-        Event::Wanted { change, .. } => {
-            let WantedChange { added, removed, .. } = &**change;
+        Event::SubscriptionsChanged { change, .. } => {
+            let SubscriptionChange { added, removed, .. } = &**change;
             let lists = [
                 ("+", "services", format!("{:?}", added.services)),
                 ("-", "services", format!("{:?}", removed.services)),
@@ -76,19 +78,19 @@ fn describe_event(event: &Event) -> String {
             lists.join(" ")
         }
         Event::Applied { change, refused, .. } => format!("applied {change}, {refused} refused"),
-        Event::Refused { refusals, .. } => format!("refused {}", refusals[0]),
+        Event::Rejected { refusals, .. } => format!("refused {}", refusals[0]),
         Event::Traffic { traffic, .. } => format!("traffic of {:?}", traffic.span),
-        Event::Certify { csr, .. } => format!("certify {csr:?}"),
-        Event::Join(joining) => format!("join {}", joining.workload),
+        Event::CertificateRequested { csr, .. } => format!("certify {csr:?}"),
+        Event::JoinRequested(joining) => format!("join {}", joining.workload),
         Event::OtherReplica { .. } | Event::PeerArrived | Event::PeerLeft { .. } => {
             panic!("of no proxy: {event:?}")
         }
-        Event::Left { connection } => format!("left {connection}"),
+        Event::Disconnected { connection } => format!("left {connection}"),
     }
 }
 
 /// A queue to the owner, and the sending end of one connection with its own budget.
-fn event_sender() -> (EventSender, mpsc::Receiver<Queued>) {
+fn event_sender() -> (EventSender, mpsc::Receiver<QueuedEvent>) {
     let (queue, events) = event_queue(16);
     (queue.create_sender(Arc::new(Budget::new(Instant::now()))), events)
 }
@@ -97,7 +99,7 @@ fn event_sender() -> (EventSender, mpsc::Receiver<Queued>) {
 fn start_server() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
     let (near, far) = duplex(4096);
     let (sender, events) = event_sender();
-    (serve_proxy(near, CONNECTION, sender, None, Operators::new(1)), Owner { events }, far)
+    (serve_proxy(near, CONNECTION, sender, None, OperatorSessions::new(1)), Owner { events }, far)
 }
 
 /// A proxy with a traffic report at each call except the second.
@@ -105,15 +107,15 @@ struct Busy {
     asked: u32,
 }
 
-impl Follower for Busy {
-    fn apply_update(&mut self, _: Update) -> Result<(), Vec<Refusal>> {
+impl UpdateHandler for Busy {
+    fn apply_update(&mut self, _: ConfigUpdate) -> Result<(), Vec<ResourceRejection>> {
         Ok(())
     }
 
-    fn take_traffic(&mut self) -> Option<Traffic> {
+    fn take_traffic(&mut self) -> Option<TrafficReport> {
         self.asked += 1;
         let span = Duration::from_secs(self.asked.into());
-        (self.asked != 2).then(|| Traffic { span, ..Traffic::default() })
+        (self.asked != 2).then(|| TrafficReport { span, ..TrafficReport::default() })
     }
 }
 
@@ -121,20 +123,25 @@ impl Follower for Busy {
 async fn traffic_is_reported_as_often_as_asked_for_and_only_when_there_was_some() {
     let (near, far) = duplex(4096);
     let (sender, events) = event_sender();
-    let server =
-        serve_proxy(near, CONNECTION, sender, Some(Duration::from_secs(7)), Operators::new(1));
+    let server = serve_proxy(
+        near,
+        CONNECTION,
+        sender,
+        Some(Duration::from_secs(7)),
+        OperatorSessions::new(1),
+    );
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
     let began = Instant::now();
     let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
-        let standing = owner.wait_for_connected().await.standing;
+        let standing = owner.wait_for_connected().await.responses;
         assert_eq!(owner.next().await, "traffic of 1s");
         let first = began.elapsed();
         assert_eq!(owner.next().await, "traffic of 3s");
         let second = began.elapsed();
-        standing.send_replace(Standing::Goodbye("enough".to_owned()));
+        standing.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
         (first, second)
     };
     let (served, _, (first, second)) = tokio::join!(server, client, script);
@@ -174,10 +181,10 @@ async fn a_control_plane_that_does_not_ask_is_reported_nothing() {
     let (mut subscriber, mut busy) = (Subscriber::new(), Busy { asked: 0 });
     let client = follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut busy);
     let script = async {
-        let standing = owner.wait_for_connected().await.standing;
+        let standing = owner.wait_for_connected().await.responses;
         // Meanwhile both ends send pings without payload.
         sleep(SILENCE_MAX * 3).await;
-        standing.send_replace(Standing::Goodbye("enough".to_owned()));
+        standing.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
         owner.next().await
     };
     let (served, _, last) = tokio::join!(server, client, script);
@@ -191,7 +198,7 @@ async fn an_offer_is_applied_and_then_reported() {
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut worlds = Vec::new();
-    let mut apply = |update: Update| {
+    let mut apply = |update: ConfigUpdate| {
         worlds.push(update);
         Ok(())
     };
@@ -202,19 +209,19 @@ async fn an_offer_is_applied_and_then_reported() {
         let connected = owner.wait_for_connected().await;
         assert_eq!(connected.connection, CONNECTION);
         assert_eq!(connected.hello, gateway_hello());
-        connected.standing.send(Standing::Offer(bookinfo_update())).unwrap();
+        connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 refused");
-        connected.standing.send(Standing::Offer(next.clone())).unwrap();
+        connected.responses.send(OwnerResponse::Config(next.clone())).unwrap();
         assert_eq!(owner.next().await, "applied 2, 0 refused");
-        let equal = Update { change: ChangeId(3), ..next.clone() };
-        connected.standing.send(Standing::Offer(equal)).unwrap();
+        let equal = ConfigUpdate { change: ChangeId(3), ..next.clone() };
+        connected.responses.send(OwnerResponse::Config(equal)).unwrap();
         assert_eq!(owner.next().await, "applied 3, 0 refused");
         drop(requests);
         assert_eq!(owner.next().await, "left 7");
     };
     let (served, followed, ()) = tokio::join!(server, client, script);
     served.unwrap();
-    assert!(matches!(followed, FollowError::Stopped), "{followed}");
+    assert!(matches!(followed, DiscoveryError::Stopped), "{followed}");
     assert_eq!(worlds, [bookinfo_update(), next.clone()]);
     assert_eq!(subscriber.current_update(), Some(&next));
 }
@@ -225,8 +232,8 @@ async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply =
-        |update: Update| match update.snapshot.services.contains_key(&service_name("bad")) {
-            true => Err(vec![Refusal::new(
+        |update: ConfigUpdate| match update.snapshot.services.contains_key(&service_name("bad")) {
+            true => Err(vec![ResourceRejection::new(
                 ResourceKey::Service(service_name("bad")),
                 "rule 1: unclosed group in `(`",
             )]),
@@ -237,7 +244,7 @@ async fn a_refused_resource_is_named_with_its_reason_and_the_rest_is_applied() {
     let script = async {
         let connected = owner.wait_for_connected().await;
         let offer = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
-        connected.standing.send(Standing::Offer(offer)).unwrap();
+        connected.responses.send(OwnerResponse::Config(offer)).unwrap();
         let refused = "refused service bookinfo/bad: rule 1: unclosed group in `(`";
         assert_eq!(owner.next().await, refused);
         assert_eq!(owner.next().await, "applied 5, 1 refused");
@@ -254,15 +261,16 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(8);
     let mut subscriber = Subscriber::new();
-    let mut apply = |_: Update| Ok(());
+    let mut apply = |_: ConfigUpdate| Ok(());
     let client =
         follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
-    let issued = IssuedBytes { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
-    let renew = async |owner: &mut Owner, result: Option<Result<IssuedBytes, NotIssued>>| {
+    let issued = IssuedCertificate { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
+    let renew = async |owner: &mut Owner,
+                       result: Option<Result<IssuedCertificate, IssuanceFailure>>| {
         let (answer, answered) = oneshot::channel();
-        requests.send(Request::Renew { csr: vec![9], answer }).await.unwrap();
+        requests.send(ProxyRequest::Renew { csr: vec![9], answer }).await.unwrap();
         match owner.next_event().await.unwrap() {
-            Event::Certify { connection: CONNECTION, csr, answer } if csr == [9] => {
+            Event::CertificateRequested { connection: CONNECTION, csr, answer } if csr == [9] => {
                 // Without a result, the owner drops the request.
                 if let Some(result) = result {
                     answer.send(result).unwrap();
@@ -277,18 +285,24 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
     let script = async {
         let _connected = owner.wait_for_connected().await;
         requests
-            .send(Request::Subscribe(vec![service_name("a"), service_name("b")]))
+            .send(ProxyRequest::Subscribe(vec![service_name("a"), service_name("b")]))
             .await
             .unwrap();
         assert_eq!(owner.next().await, "+services {bookinfo/a, bookinfo/b}");
-        requests.send(Request::Unsubscribe(vec![service_name("a")])).await.unwrap();
+        requests.send(ProxyRequest::Unsubscribe(vec![service_name("a")])).await.unwrap();
         assert_eq!(owner.next().await, "-services {bookinfo/a}");
-        requests.send(Request::Ask(vec![[10, 96, 0, 1].into()])).await.unwrap();
+        requests.send(ProxyRequest::SubscribeAddresses(vec![[10, 96, 0, 1].into()])).await.unwrap();
         assert_eq!(owner.next().await, "+addresses {10.96.0.1}");
-        requests.send(Request::Forget(vec![[10, 96, 0, 1].into()])).await.unwrap();
+        requests
+            .send(ProxyRequest::UnsubscribeAddresses(vec![[10, 96, 0, 1].into()]))
+            .await
+            .unwrap();
         assert_eq!(owner.next().await, "-addresses {10.96.0.1}");
         let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
-        requests.send(Request::Listeners(vec![listener], ProxyReport::default())).await.unwrap();
+        requests
+            .send(ProxyRequest::Listeners(vec![listener], ProxyReport::default()))
+            .await
+            .unwrap();
         assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
         assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
         assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
@@ -305,26 +319,26 @@ async fn requests_reach_the_owner_and_certificates_come_back() {
 #[tokio::test(start_paused = true)]
 async fn the_owner_ends_a_connection_with_a_reason_or_by_letting_go() {
     for (standing, reason) in [
-        (Some(Standing::Goodbye("not your workload".into())), "not your workload"),
+        (Some(OwnerResponse::Goodbye("not your workload".into())), "not your workload"),
         (None, "has ended the session"),
     ] {
         let (server, mut owner, far) = start_server();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
-        let mut apply = |_: Update| Ok(());
+        let mut apply = |_: ConfigUpdate| Ok(());
         let client =
             follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
         let script = async {
             let connected = owner.wait_for_connected().await;
             if let Some(standing) = standing {
-                connected.standing.send(standing).unwrap();
+                connected.responses.send(standing).unwrap();
             }
             drop(connected);
             assert_eq!(owner.next().await, "left 7");
         };
         let (served, followed, ()) = tokio::join!(server, client, script);
         served.unwrap();
-        assert!(matches!(&followed, FollowError::Goodbye(_)), "{followed}");
+        assert!(matches!(&followed, DiscoveryError::Goodbye(_)), "{followed}");
         assert!(followed.to_string().contains(reason), "{followed}");
     }
 }
@@ -334,19 +348,19 @@ async fn idle_streams_live_on_pings() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
-    let mut apply = |_: Update| Ok(());
+    let mut apply = |_: ConfigUpdate| Ok(());
     let client =
         follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
         let connected = owner.wait_for_connected().await;
         sleep(Duration::from_secs(24 * 3600)).await;
-        connected.standing.send(Standing::Offer(bookinfo_update())).unwrap();
+        connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
         assert_eq!(owner.next().await, "applied 1, 0 refused");
         drop(requests);
     };
     let (served, followed, ()) = tokio::join!(server, client, script);
     served.unwrap();
-    assert!(matches!(followed, FollowError::Stopped), "{followed}");
+    assert!(matches!(followed, DiscoveryError::Stopped), "{followed}");
 }
 
 /// Sends these bytes as a proxy, then stays silent, and reads the responses.
@@ -364,7 +378,7 @@ async fn serve_bytes(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
         while let Some(event) = owner.next_event().await {
             events.push(describe_event(&event));
             if let Event::Connected(connected) = event {
-                connected.standing.send(Standing::Offer(bookinfo_update())).ok();
+                connected.responses.send(OwnerResponse::Config(bookinfo_update())).ok();
                 kept = Some(connected);
             }
         }
@@ -528,7 +542,7 @@ async fn waits_for_a_proxy_are_bounded() {
     let script = async {
         far.write_all(&framed_hello()).await.unwrap();
         let connected = owner.wait_for_connected().await;
-        connected.standing.send(Standing::Offer(bookinfo_update())).unwrap();
+        connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
         FrameReader::new(&mut far, 1 << 20).next().await.unwrap().unwrap();
         let start = Instant::now();
         let ack = frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
@@ -576,14 +590,14 @@ proptest! {
 
 #[tokio::test(start_paused = true)]
 async fn joins_are_answered_refused_or_given_up() {
-    type Judge = fn(crate::event::Joining);
+    type Judge = fn(crate::event::PendingJoin);
     let workload: WorkloadName = "bookinfo/gateway-1".parse().unwrap();
-    let issued = IssuedBytes { chain: vec![vec![1]], roots: vec![vec![2]] };
+    let issued = IssuedCertificate { chain: vec![vec![1]], roots: vec![vec![2]] };
     let judges: [(Judge, &str); 4] = [
         (
             |joining| {
                 let chain = vec![joining.csr.clone()];
-                joining.answer.send(Ok(IssuedBytes { chain, roots: vec![vec![2]] })).unwrap();
+                joining.answer.send(Ok(IssuedCertificate { chain, roots: vec![vec![2]] })).unwrap();
             },
             "",
         ),
@@ -591,7 +605,7 @@ async fn joins_are_answered_refused_or_given_up() {
         (drop, "try again"),
         (
             |joining| {
-                let crate::Joining { answer, .. } = joining;
+                let crate::PendingJoin { answer, .. } = joining;
                 std::mem::forget(answer);
             },
             "in time: try again",
@@ -602,7 +616,7 @@ async fn joins_are_answered_refused_or_given_up() {
         let (sender, mut events) = event_sender();
         let owner = async {
             match events.recv().await.map(|queued| queued.event) {
-                Some(Event::Join(joining)) => {
+                Some(Event::JoinRequested(joining)) => {
                     assert_eq!((&*joining.token, &joining.workload), ("secret", &workload));
                     judge(joining);
                 }

@@ -5,21 +5,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    AddressEntry, DnsRecord, Endpoint, EndpointId, ObjectKey, PortView, ServiceName, ServiceView,
-    WeightedBackend, WorkloadName, WorkloadPlan,
+    AddressEntry, DnsRecord, Endpoint, EndpointId, ObjectKey, PortConfig, ServiceConfig,
+    ServiceName, WeightedBackend, WorkloadConfig, WorkloadName,
 };
 
-use crate::holdings::endpoints_of;
+use crate::held_versions::endpoints_of;
 use crate::key::ResourceKey;
-use crate::message::{Delta, Refusal, Update};
+use crate::message::{ConfigUpdate, Delta, ResourceRejection};
 use crate::resource::Resource;
 
 /// A decoded delta. Removals are applied before additions.
 #[derive(Debug, Default)]
-pub(super) struct Staging {
-    plan: Option<Arc<WorkloadPlan>>,
+pub(super) struct DecodedDelta {
+    config: Option<Arc<WorkloadConfig>>,
     /// New services and new versions of services, without endpoints.
-    views: BTreeMap<ServiceName, ServiceView>,
+    views: BTreeMap<ServiceName, ServiceConfig>,
     gone: BTreeSet<ServiceName>,
     endpoints: BTreeMap<ServiceName, EndpointChanges>,
     /// `None` for unsubscribed ones.
@@ -30,9 +30,9 @@ pub(super) struct Staging {
 /// Endpoints of one service by port and workload; `None` for removed ones.
 type EndpointChanges = BTreeMap<(u16, WorkloadName), Option<Arc<Endpoint>>>;
 
-impl Staging {
+impl DecodedDelta {
     /// Decodes every resource of a delta.
-    pub(super) fn read(delta: &Delta) -> Result<Self, Vec<Refusal>> {
+    pub(super) fn read(delta: &Delta) -> Result<Self, Vec<ResourceRejection>> {
         let mut staging = Self::default();
         let mut refusals = Vec::new();
         for key in &delta.removed {
@@ -43,27 +43,27 @@ impl Staging {
                 Ok(resource) => staging.insert(resource),
                 Err(invalid) => {
                     let reason = format!("{}: {}", invalid.field, invalid.reason);
-                    refusals.push(Refusal::new(invalid.key, reason));
+                    refusals.push(ResourceRejection::new(invalid.key, reason));
                 }
             }
         }
         if refusals.is_empty() { Ok(staging) } else { Err(refusals) }
     }
 
-    /// The resulting plan; the previous one if it is equal.
+    /// The resulting configuration; the previous one if it is equal.
     pub(super) fn resulting_proxy_config(
         &self,
-        before: Option<&Update>,
-    ) -> Option<Arc<WorkloadPlan>> {
-        let before = before.map(|before| &before.snapshot.plan);
-        let new = self.plan.as_ref().filter(|new| before.is_none_or(|before| before != *new));
+        before: Option<&ConfigUpdate>,
+    ) -> Option<Arc<WorkloadConfig>> {
+        let before = before.map(|before| &before.snapshot.config);
+        let new = self.config.as_ref().filter(|new| before.is_none_or(|before| before != *new));
         new.or(before).cloned()
     }
 
     /// The resulting address entries; `None` without changes.
     pub(super) fn resulting_addresses(
         &self,
-        before: Option<&Update>,
+        before: Option<&ConfigUpdate>,
     ) -> Option<BTreeMap<IpAddr, Arc<AddressEntry>>> {
         merge_changes(&self.addresses, before.map(|before| &before.snapshot.addresses))
     }
@@ -71,7 +71,7 @@ impl Staging {
     /// The resulting DNS records; `None` without changes.
     pub(super) fn resulting_names(
         &self,
-        before: Option<&Update>,
+        before: Option<&ConfigUpdate>,
     ) -> Option<BTreeMap<ServiceName, Arc<DnsRecord>>> {
         merge_changes(&self.names, before.map(|before| &before.snapshot.names))
     }
@@ -79,9 +79,9 @@ impl Staging {
     /// The resulting services, with all references checked; `None` without changes.
     pub(super) fn resulting_services(
         &self,
-        before: Option<&Update>,
+        before: Option<&ConfigUpdate>,
         absent: &BTreeSet<ServiceName>,
-    ) -> Result<Option<BTreeMap<ServiceName, Arc<ServiceView>>>, Vec<Refusal>> {
+    ) -> Result<Option<BTreeMap<ServiceName, Arc<ServiceConfig>>>, Vec<ResourceRejection>> {
         let old = before.map(|before| &before.snapshot.services);
         let mut services = old.cloned().unwrap_or_default();
         let mut refusals = Vec::new();
@@ -105,11 +105,11 @@ impl Staging {
     }
 
     /// Records the removal of a resource, or returns the reason that it cannot be removed.
-    fn remove(&mut self, key: &ResourceKey) -> Option<Refusal> {
+    fn remove(&mut self, key: &ResourceKey) -> Option<ResourceRejection> {
         match key {
-            ResourceKey::Plan => {
+            ResourceKey::Workload => {
                 let reason = "a plan can be replaced, not removed";
-                return Some(Refusal::new(key.clone(), reason));
+                return Some(ResourceRejection::new(key.clone(), reason));
             }
             ResourceKey::Service(name) => {
                 self.gone.insert(name.clone());
@@ -130,7 +130,7 @@ impl Staging {
 
     fn insert(&mut self, resource: Resource) {
         match resource {
-            Resource::Plan(plan) => self.plan = Some(Arc::from(plan)),
+            Resource::Workload(plan) => self.config = Some(Arc::from(plan)),
             Resource::Service(view) => {
                 self.views.insert(view.name.clone(), view);
             }
@@ -156,9 +156,9 @@ impl Staging {
     fn rebuild_service(
         &self,
         name: &ServiceName,
-        old: Option<&ServiceView>,
-        refusals: &mut Vec<Refusal>,
-    ) -> Option<ServiceView> {
+        old: Option<&ServiceConfig>,
+        refusals: &mut Vec<ResourceRejection>,
+    ) -> Option<ServiceConfig> {
         let nothing = EndpointChanges::new();
         let changes = self.endpoints.get(name).unwrap_or(&nothing);
         let Some(mut view) = self.views.get(name).cloned().or_else(|| old.map(without_endpoints))
@@ -196,12 +196,12 @@ impl Staging {
     /// Checks that every backend of every rule is held or known to be absent.
     fn check_backends(
         &self,
-        services: &BTreeMap<ServiceName, Arc<ServiceView>>,
+        services: &BTreeMap<ServiceName, Arc<ServiceConfig>>,
         absent: &BTreeSet<ServiceName>,
-        refusals: &mut Vec<Refusal>,
+        refusals: &mut Vec<ResourceRejection>,
     ) {
         for (name, view) in services {
-            let mut backends = view.ports.values().flat_map(PortView::backends);
+            let mut backends = view.ports.values().flat_map(PortConfig::backends);
             let dangling = backends
                 .find(|b| !services.contains_key(&b.service) && !absent.contains(&b.service));
             let Some(backend) = dangling else {
@@ -219,7 +219,7 @@ impl Staging {
                 );
                 (user, used, reason)
             };
-            refusals.push(Refusal {
+            refusals.push(ResourceRejection {
                 key: ResourceKey::Service(key),
                 reason,
                 because: Some(ResourceKey::Service(because)),
@@ -250,7 +250,7 @@ fn merge_changes<K: Ord + Clone, A: PartialEq>(
     Some(answers)
 }
 
-fn without_endpoints(view: &ServiceView) -> ServiceView {
+fn without_endpoints(view: &ServiceConfig) -> ServiceConfig {
     let mut view = view.clone();
     for port in view.ports.values_mut() {
         port.endpoints = Vec::new();
@@ -258,8 +258,8 @@ fn without_endpoints(view: &ServiceView) -> ServiceView {
     view
 }
 
-fn misplaced_endpoint(endpoint: &Endpoint, reason: &str) -> Refusal {
-    Refusal {
+fn misplaced_endpoint(endpoint: &Endpoint, reason: &str) -> ResourceRejection {
+    ResourceRejection {
         key: ResourceKey::Endpoint(endpoint.id.clone()),
         reason: reason.to_owned(),
         because: Some(ResourceKey::Service(endpoint.id.service.clone())),
@@ -267,7 +267,7 @@ fn misplaced_endpoint(endpoint: &Endpoint, reason: &str) -> Refusal {
 }
 
 /// The first route of a service that forwards to this backend.
-fn leading_to(view: &ServiceView, backend: &ServiceName) -> Option<ObjectKey> {
+fn leading_to(view: &ServiceConfig, backend: &ServiceName) -> Option<ObjectKey> {
     let mut ports = view.ports.values();
     ports.find_map(|port| {
         let rule = port.rules.iter().find(|rule| has_backend(&rule.backends, backend));

@@ -9,7 +9,7 @@ use crate::message::Upsert;
 use crate::publisher::Publisher;
 use crate::resource::{encode_endpoint, encode_service};
 
-fn subscriber_holding(update: Update) -> Subscriber {
+fn subscriber_holding(update: ConfigUpdate) -> Subscriber {
     Subscriber::from_bytes(&update.to_bytes()).unwrap()
 }
 
@@ -18,7 +18,7 @@ fn delta_of(upserts: Vec<Upsert>, removed: Vec<ResourceKey>) -> Delta {
 }
 
 /// The delta that the control plane would send to a subscriber for this update.
-fn delta_towards(subscriber: &Subscriber, update: Update) -> Delta {
+fn delta_towards(subscriber: &Subscriber, update: ConfigUpdate) -> Delta {
     let mut publisher = Publisher::new(subscriber.held_versions());
     publisher.set_update(update);
     publisher.next_delta().unwrap()
@@ -34,7 +34,7 @@ fn untouched_services_and_endpoints_are_the_same_allocation() {
     let staged = subscriber.stage(delta_towards(&subscriber, next)).unwrap();
     let after = subscriber.commit(staged).snapshot.clone();
     let (reviews, ratings) = (service_name("reviews"), service_name("ratings"));
-    assert!(Arc::ptr_eq(&before.plan, &after.plan));
+    assert!(Arc::ptr_eq(&before.config, &after.config));
     assert!(Arc::ptr_eq(&before.services[&reviews], &after.services[&reviews]));
     assert!(!Arc::ptr_eq(&before.services[&ratings], &after.services[&ratings]));
     let endpoints =
@@ -86,9 +86,12 @@ fn wrong_resources_are_refused_by_name_and_nothing_changes() {
             delta_of(vec![upsert(ResourceKey::Endpoint(other_port.id), content)], vec![]),
             "endpoint bookinfo/ratings:81 at bookinfo/ratings-00001: its service has no such port",
         ),
-        (delta_of(vec![], vec![ResourceKey::Plan]), "plan: a plan can be replaced, not removed"),
         (
-            delta_of(vec![upsert(ResourceKey::Plan, Default::default())], vec![]),
+            delta_of(vec![], vec![ResourceKey::Workload]),
+            "plan: a plan can be replaced, not removed",
+        ),
+        (
+            delta_of(vec![upsert(ResourceKey::Workload, Default::default())], vec![]),
             "plan: workload: `` is not a valid name: use 1 to 253 lower-case letters, digits, `-` \
              or `.`, starting and ending with a letter or digit",
         ),
@@ -121,7 +124,7 @@ fn nothing_is_applied_before_a_plan_came() {
     let key = ResourceKey::Service(view.name.clone());
     let upsert = Upsert { key, content: encode_service(&view) };
     let refusals = Subscriber::new().stage(delta_of(vec![upsert], vec![])).map(|_| ()).unwrap_err();
-    assert_eq!(refusals[0].key, ResourceKey::Plan);
+    assert_eq!(refusals[0].key, ResourceKey::Workload);
 }
 
 #[test]

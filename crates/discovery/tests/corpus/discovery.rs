@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_discovery::{
-    Budget, ChangeId, Connected, ConnectionId, Event, Hello, Operators, Queued, Standing,
-    Subscriber, Update, Version, event_queue, follow_control_plane, serve_proxy,
+    Budget, ChangeId, ConfigUpdate, Connected, ConnectionId, Event, Hello, OperatorSessions,
+    OwnerResponse, QueuedEvent, ResourceVersion, Subscriber, event_queue, follow_control_plane,
+    serve_proxy,
 };
 use leno_model::{
-    Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadName, WorkloadPlan,
+    Access, ServiceAccount, Snapshot, TAP_TEXT_BYTES_MAX, TrustDomain, WorkloadConfig, WorkloadName,
 };
 use tokio::io::{join, sink};
 use tokio::sync::{mpsc, watch};
@@ -37,7 +38,7 @@ fn control_plane_reads(stream: &[u8]) {
         let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
         let sender = events.create_sender(budget);
         drop(events);
-        let operators = Operators::new(1);
+        let operators = OperatorSessions::new(1);
         let served = serve_proxy(
             join(stream, sink()),
             CONNECTION,
@@ -46,15 +47,15 @@ fn control_plane_reads(stream: &[u8]) {
             operators,
         );
         let owner = async {
-            let mut standing: Option<watch::Sender<Standing>> = None;
-            while let Some(Queued { event, turn: _turn }) = received.recv().await {
+            let mut standing: Option<watch::Sender<OwnerResponse>> = None;
+            while let Some(QueuedEvent { event, turn: _turn }) = received.recv().await {
                 match event {
                     Event::Connected(connected) => {
                         assert!(standing.is_none(), "a connection introduces itself once");
-                        let Connected { connection, hello, standing: sender } = *connected;
+                        let Connected { connection, hello, responses: sender } = *connected;
                         assert_eq!(connection, CONNECTION);
                         assert!(hello.version.len() <= 64);
-                        sender.send_replace(Standing::Offer(smallest_update()));
+                        sender.send_replace(OwnerResponse::Config(smallest_update()));
                         standing = Some(sender);
                     }
                     event => {
@@ -71,7 +72,7 @@ fn control_plane_reads(stream: &[u8]) {
 
 fn check_event(event: Event) {
     match event {
-        Event::Wanted { change, .. } => {
+        Event::SubscriptionsChanged { change, .. } => {
             let (added, removed) = (change.added, change.removed);
             assert!(!added.is_empty() || !removed.is_empty() || change.over_limit > 0);
             assert!(added.services.len() <= leno_discovery::SUBSCRIPTIONS_MAX);
@@ -79,12 +80,12 @@ fn check_event(event: Event) {
             assert!(added.names.len() <= leno_discovery::NAMES_MAX);
             assert!(added.services.is_disjoint(&removed.services));
         }
-        Event::Refused { refusals, .. } => {
+        Event::Rejected { refusals, .. } => {
             assert!(
                 refusals.iter().all(|refusal| refusal.reason.len() <= TAP_TEXT_BYTES_MAX.max(512))
             );
         }
-        Event::Certify { answer, .. } => {
+        Event::CertificateRequested { answer, .. } => {
             // The proxy may be gone.
             answer.send(Err("not here".into())).ok();
         }
@@ -97,7 +98,7 @@ fn proxy_reads(stream: &[u8]) {
     let mut subscriber = Subscriber::new();
     run_to_end(async {
         let (_requests, mut receiver) = mpsc::channel(1);
-        let mut apply = |update: Update| {
+        let mut apply = |update: ConfigUpdate| {
             read_back(&update);
             Ok(())
         };
@@ -118,7 +119,7 @@ fn proxy_reads(stream: &[u8]) {
 
 /// A stored configuration is rejected, or its decoded form is stored again.
 fn proxy_restarts(content: &[u8]) {
-    let stored = [MARK, &Version::from_content(content).0.to_be_bytes(), content].concat();
+    let stored = [MARK, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
     if let Ok(subscriber) = Subscriber::from_bytes(&stored) {
         read_back(subscriber.current_update().expect("a stored world is one"));
     }
@@ -127,11 +128,11 @@ fn proxy_restarts(content: &[u8]) {
 /// True if a proxy accepts the stored configuration of an input.
 pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     let content = &bytes[1..];
-    let stored = [MARK, &Version::from_content(content).0.to_be_bytes(), content].concat();
+    let stored = [MARK, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
     Subscriber::from_bytes(&stored).is_ok()
 }
 
-fn read_back(update: &Update) {
+fn read_back(update: &ConfigUpdate) {
     let again =
         Subscriber::from_bytes(&update.to_bytes()).expect("an accepted world can be stored");
     assert_eq!(again.current_update(), Some(update));
@@ -175,8 +176,8 @@ fn gateway_hello() -> Hello {
 }
 
 /// The smallest configuration.
-fn smallest_update() -> Update {
-    let plan = WorkloadPlan::identity_only(
+fn smallest_update() -> ConfigUpdate {
+    let plan = WorkloadConfig::identity_only(
         workload_name(),
         ServiceAccount::new("shop", "web").expect("an account"),
         TrustDomain::new("cluster.local").expect("a name"),
@@ -184,12 +185,12 @@ fn smallest_update() -> Update {
         Access::AllowListed(Vec::new()),
     );
     let snapshot = Snapshot {
-        plan: Arc::new(plan),
+        config: Arc::new(plan),
         services: Default::default(),
         addresses: BTreeMap::new(),
         names: BTreeMap::new(),
     };
-    Update { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(1) }
+    ConfigUpdate { snapshot: Arc::new(snapshot), absent: BTreeSet::new(), change: ChangeId(1) }
 }
 
 fn workload_name() -> WorkloadName {

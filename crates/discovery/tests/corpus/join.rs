@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use leno_discovery::{Budget, Event, Queued, event_queue, join, serve_join};
+use leno_discovery::{Budget, Event, QueuedEvent, event_queue, join, serve_join};
 use leno_identity::{
-    Authority, CertificateRequest, JoinBundle, LEAF_LIFETIME, Subject, TokenError, Tokens,
+    Authority, CertificateRequest, CertificateSubject, JoinBundle, LEAF_LIFETIME, TokenError,
+    Tokens,
 };
 use leno_model::{TrustDomain, WorkloadName};
 use tempfile::TempDir;
@@ -35,8 +36,10 @@ fn control_plane_reads(stream: &[u8]) {
             serve_join(tokio::io::join(stream, tokio::io::sink()), [127, 0, 0, 1].into(), sender);
         let owner = async {
             let mut joins = 0;
-            while let Some(Queued { event, turn: _turn }) = received.recv().await {
-                let Event::Join(joining) = event else { unreachable!("a join has one event") };
+            while let Some(QueuedEvent { event, turn: _turn }) = received.recv().await {
+                let Event::JoinRequested(joining) = event else {
+                    unreachable!("a join has one event")
+                };
                 check_token(&joining.token, &joining.workload);
                 check_request(&joining.csr);
                 joining.answer.send(Err("not here".into())).expect("the client waits");
@@ -70,7 +73,7 @@ fn check_request(csr: &[u8]) {
     let Ok(request) = CertificateRequest::from_der(csr) else { return };
     let (authority, _) = authority_without_tokens();
     let id = "spiffe://cluster.local/ns/shop/sa/web".parse().expect("an identity");
-    let subject = Subject { id: &id, workload: None, instance: None };
+    let subject = CertificateSubject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME, SystemTime::now());
     let issued = issued.expect("an accepted request can be signed");
     assert!(!issued.chain.is_empty());

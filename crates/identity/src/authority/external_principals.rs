@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use super::{
     Authority, AuthorityError, LEAF_LIFETIME_MAX, LEAF_LIFETIME_MIN, common_parameters, uri_name,
 };
-use crate::credential::Issued;
+use crate::credential::CertificateBundle;
 use crate::external_principal::ExternalSubject;
 use crate::request::CertificateRequest;
 use crate::roots::Roots;
@@ -27,7 +27,7 @@ impl Authority {
         subject: ExternalSubject<'_>,
         lifetime: Duration,
         now: SystemTime,
-    ) -> Result<Issued, AuthorityError> {
+    ) -> Result<CertificateBundle, AuthorityError> {
         let ExternalSubject { id, names, sponsor } = subject;
         if id.trust_domain != self.trust_domain {
             return Err(AuthorityError::ForeignTrustDomain {
@@ -59,7 +59,7 @@ impl Authority {
         parameters.is_ca = IsCa::ExplicitNoCa;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        Ok(Issued {
+        Ok(CertificateBundle {
             chain: [self.issue_certificate(&parameters, request)?]
                 .into_iter()
                 .chain(self.chain())

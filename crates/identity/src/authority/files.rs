@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject as _;
 use super::rotation::{FORMER_FILE, NEXT_FILE};
 use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
 use crate::directory::create_private_directory;
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::pem::{CERTIFICATE, write};
 use crate::roots::is_self_issued;
 
@@ -143,7 +143,7 @@ impl AuthorityFiles {
 }
 
 /// The files of an intermediate may be links, as in mounted Secrets.
-fn read(dir: &Path, file: &str, readers: Readers) -> io::Result<Option<String>> {
+fn read(dir: &Path, file: &str, readers: FileReaders) -> io::Result<Option<String>> {
     let path = dir.join(file);
     match ISSUER_FILES.contains(&file) {
         true => disk::read_of_user(&path, readers),
@@ -159,14 +159,14 @@ impl fmt::Debug for AuthorityFiles {
 }
 
 /// All files in writing order.
-const FILES: [(&str, Readers); 7] = [
-    (ROOTS_FILE, Readers::Everyone),
-    (NEXT_FILE, Readers::Owner),
-    (KEY_FILE, Readers::Owner),
-    (FORMER_FILE, Readers::Owner),
-    (ISSUER_ROOTS_FILE, Readers::Everyone),
-    ("tls.crt", Readers::Everyone),
-    ("tls.key", Readers::Owner),
+const FILES: [(&str, FileReaders); 7] = [
+    (ROOTS_FILE, FileReaders::Everyone),
+    (NEXT_FILE, FileReaders::Owner),
+    (KEY_FILE, FileReaders::Owner),
+    (FORMER_FILE, FileReaders::Owner),
+    (ISSUER_ROOTS_FILE, FileReaders::Everyone),
+    ("tls.crt", FileReaders::Everyone),
+    ("tls.key", FileReaders::Owner),
 ];
 
 const ISSUER_ROOTS_FILE: &str = "ca.crt";
@@ -182,13 +182,13 @@ mod tests {
 
     use super::*;
     use crate::authority::Rotation;
-    use crate::testing::{World, now};
+    use crate::testing::{TestAuthority, now};
 
     #[test]
     fn an_authority_is_the_same_wherever_its_files_are_carried() {
-        let world = World::new("cluster.local");
+        let fixture = TestAuthority::new("cluster.local");
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let rotation = Rotation::for_authority(world.dir.path(), domain.clone());
+        let rotation = Rotation::for_authority(fixture.dir.path(), domain.clone());
         let place = tempfile::tempdir().unwrap();
         let there = place.path().join("authority");
         for step in 0..4 {
@@ -198,7 +198,7 @@ mod tests {
                 3 => rotation.retire_root(now()).unwrap(),
                 _ => {}
             }
-            let files = AuthorityFiles::read(world.dir.path()).unwrap();
+            let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
             files.write(&there).unwrap();
             assert!(AuthorityFiles::read(&there).unwrap() == files, "{step}");
             let carried =
@@ -206,7 +206,7 @@ mod tests {
             assert!(carried == files);
             let source = files.source(&there).unwrap();
             assert_eq!(source, AuthoritySource::Own(there.clone()));
-            let here = AuthoritySource::Own(world.dir.path().to_owned());
+            let here = AuthoritySource::Own(fixture.dir.path().to_owned());
             assert!(source.open(&domain, now()).unwrap() == here.open(&domain, now()).unwrap());
             let roots = source.open(&domain, now()).unwrap().roots().to_pem();
             assert_eq!(files.root_pem(), Some(roots));
@@ -219,8 +219,8 @@ mod tests {
 
     #[test]
     fn an_absent_directory_is_made_with_all_files_or_not_at_all() {
-        let world = World::new("cluster.local");
-        let files = AuthorityFiles::read(world.dir.path()).unwrap();
+        let fixture = TestAuthority::new("cluster.local");
+        let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
         let place = tempfile::tempdir().unwrap();
         let [there, draft] = ["authority", ".draft-authority"].map(|name| place.path().join(name));
         // A file blocks the draft directory.

@@ -8,10 +8,10 @@ use rcgen::Issuer;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-use super::{Authority, AuthorityError, LEAF_LIFETIME_MIN, Subject};
+use super::{Authority, AuthorityError, CertificateSubject, LEAF_LIFETIME_MIN};
 use crate::credential::{Credential, CredentialError, verify_unpinned};
 use crate::directory::check_if_exists;
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
 use crate::request::CertificateRequest;
 use crate::roots::{Roots, is_self_issued, may_sign_certificates};
@@ -72,10 +72,10 @@ fn open_issuer(
     let read = |file, readers| {
         disk::read_of_user(&dir.join(file), readers)?.ok_or(AuthorityError::IssuerMissing { file })
     };
-    let key = PrivateKey::from_pem(&read("tls.key", Readers::Owner)?);
+    let key = PrivateKey::from_pem(&read("tls.key", FileReaders::Owner)?);
     let key = key.map_err(AuthorityError::IssuerKey)?;
-    let roots = Roots::from_pem(&read("ca.crt", Readers::Everyone)?)?;
-    let text = read("tls.crt", Readers::Everyone)?;
+    let roots = Roots::from_pem(&read("ca.crt", FileReaders::Everyone)?)?;
+    let text = read("tls.crt", FileReaders::Everyone)?;
     let certificates: Result<Vec<CertificateDer<'static>>, _> =
         CertificateDer::pem_slice_iter(text.as_bytes()).take(CERTIFICATES_MAX).collect();
     let mut chain = certificates.map_err(|_| AuthorityError::Issuer)?;
@@ -109,7 +109,7 @@ fn open_issuer(
         chain,
         roots,
         pins: Vec::new(),
-        crosses: Vec::new(),
+        cross_certificates: Vec::new(),
         not_before,
         not_after: not_after.ok_or(AuthorityError::Issuer)?,
     };
@@ -128,7 +128,7 @@ fn check_signing(
     let request = CertificateRequest::from_der(&key.certificate_request());
     let request = request.map_err(|_| AuthorityError::Issuer)?;
     let id = control_id(&authority.trust_domain);
-    let subject = Subject { id: &id, workload: None, instance: None };
+    let subject = CertificateSubject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME_MIN.max(PROOF), now)?;
     // Members of older releases trust only the company's root, and must accept the certificate too.
     let useless = |error| AuthorityError::IssuerUseless(Box::new(error));
@@ -150,18 +150,18 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyUsagePurpose};
 
     use super::*;
-    use crate::credential::Issued;
+    use crate::credential::CertificateBundle;
     use crate::pem::{CERTIFICATE, write};
-    use crate::testing::{World, now, run_handshake, workload_id};
+    use crate::testing::{TestAuthority, now, run_handshake, workload_id};
     use crate::tls::{client_config, server_config};
 
-    /// Returns an intermediate signed by `world`, in the files that cert-manager writes.
+    /// Returns an intermediate signed by `fixture`, in the files that cert-manager writes.
     fn intermediate_files(
-        world: &World,
+        fixture: &TestAuthority,
         edit: impl FnOnce(&mut CertificateParams),
     ) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let (chain, key) = world.forge_certificate(|parameters| {
+        let (chain, key) = fixture.forge_certificate(|parameters| {
             parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
             parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
             parameters.extended_key_usages.clear();
@@ -171,7 +171,7 @@ mod tests {
         let mut text = String::new();
         write(&mut text, CERTIFICATE, &chain[0]);
         fs::write(dir.path().join("tls.crt"), text).unwrap();
-        fs::write(dir.path().join("ca.crt"), world.authority.roots().to_pem()).unwrap();
+        fs::write(dir.path().join("ca.crt"), fixture.authority.roots().to_pem()).unwrap();
         let file = dir.path().join("tls.key");
         fs::write(&file, key.to_pem()).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
@@ -184,18 +184,18 @@ mod tests {
     }
 
     /// Returns a member's key and the certificate issued by an authority.
-    fn issue_member(authority: &Authority) -> (PrivateKey, Issued) {
+    fn issue_member(authority: &Authority) -> (PrivateKey, CertificateBundle) {
         let id = workload_id("ratings");
         let key = PrivateKey::generate();
         let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
-        let subject = Subject { id: &id, workload: None, instance: None };
+        let subject = CertificateSubject { id: &id, workload: None, instance: None };
         let issued = authority.sign(&request, subject, Duration::from_secs(600), now());
         (key, issued.unwrap())
     }
 
     #[test]
     fn members_of_an_intermediate_and_of_its_root_know_each_other() {
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let dir = intermediate_files(&company, |_| {});
         let authority = open(dir.path()).unwrap();
         let (key, issued) = issue_member(&authority);
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn another_intermediate_of_the_same_root_makes_no_members() {
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let (ours, others) =
             (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
         let (ours, others) = (open(ours.path()).unwrap(), open(others.path()).unwrap());
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_new_intermediate_is_known_to_members_of_the_one_before_and_the_other_way_round() {
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let dirs = [(); 3].map(|()| intermediate_files(&company, |_| {}));
         let [one, two, three] = dirs.each_ref().map(|dir| open(dir.path()).unwrap());
         let before = member_credential(&one, None);
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_restart_remembers_the_intermediates_that_members_trust() {
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let (former, new) =
             (intermediate_files(&company, |_| {}), intermediate_files(&company, |_| {}));
         let kept = former.path().join("kept/issuers.pem");
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn an_intermediate_signs_from_its_first_moment() {
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let dir = intermediate_files(&company, |parameters| parameters.not_before = now().into());
         let (key, issued) = issue_member(&open(dir.path()).unwrap());
         assert!(issued.not_before + Duration::from_secs(1) > now() - Duration::from_secs(1));
@@ -311,7 +311,7 @@ mod tests {
             let names = leaf.subject_alternative_name().unwrap().unwrap();
             names.value.general_names.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let free = intermediate_files(&company, |_| {});
         let both = names(&open(free.path()).unwrap());
         assert_eq!(both.len(), 2, "{both:?}");
@@ -342,9 +342,9 @@ mod tests {
 
     #[test]
     fn what_would_be_refused_later_is_refused_now() {
-        let company = World::new("cluster.local");
+        let company = TestAuthority::new("cluster.local");
         let external_client = intermediate_files(&company, |_| {});
-        let roots = World::new("cluster.local").authority.roots();
+        let roots = TestAuthority::new("cluster.local").authority.roots();
         fs::write(external_client.path().join("ca.crt"), roots.to_pem()).unwrap();
         let error = open(external_client.path()).unwrap_err();
         assert!(matches!(error, AuthorityError::IssuerUseless(_)), "{error}");

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use leno_model::TrustDomain;
 
 use super::{Authority, AuthorityError, KEY_FILE, ROOTS_FILE, self_signed};
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
 use crate::roots::Roots;
 
@@ -56,7 +56,7 @@ impl Rotation {
         let key = PrivateKey::generate();
         let root = Roots::new(vec![self_signed(&self.trust_domain, &key, now)?])?;
         let both = roots.merge_with(&root)?;
-        disk::create(&self.file_path(NEXT_FILE), key.to_pem().as_bytes(), Readers::Owner)?;
+        disk::create(&self.file_path(NEXT_FILE), key.to_pem().as_bytes(), FileReaders::Owner)?;
         self.write_roots(&both)
     }
 
@@ -111,7 +111,7 @@ impl Rotation {
     /// True if this key exists and differs from the signing one. A copy of the signing key is left over from an
     /// interrupted step.
     fn has_other_key(&self, file: &str) -> bool {
-        let read = |file| disk::read(&self.file_path(file), Readers::Everyone).ok().flatten();
+        let read = |file| disk::read(&self.file_path(file), FileReaders::Everyone).ok().flatten();
         let [key, signing] = [file, KEY_FILE].map(read);
         key.is_some() && key != signing
     }
@@ -119,7 +119,7 @@ impl Rotation {
     /// Checks that the root of a key is in the trust bundle, as required before the key signs.
     fn expect_trust(&self, file: &str, otherwise: &'static str) -> Result<(), AuthorityError> {
         let key = self.read_key(file)?;
-        let text = disk::read(&self.file_path(ROOTS_FILE), Readers::Everyone)?;
+        let text = disk::read(&self.file_path(ROOTS_FILE), FileReaders::Everyone)?;
         let roots = Roots::from_pem(&text.ok_or(AuthorityError::Missing)?)?;
         match roots.certificates().iter().any(|der| is_of(der, &key)) {
             true => Ok(()),
@@ -128,7 +128,7 @@ impl Rotation {
     }
 
     fn read_key(&self, file: &str) -> Result<PrivateKey, AuthorityError> {
-        let text = disk::read(&self.file_path(file), Readers::Owner)?;
+        let text = disk::read(&self.file_path(file), FileReaders::Owner)?;
         PrivateKey::from_pem(&text.ok_or(AuthorityError::KeyMissing)?).map_err(AuthorityError::Key)
     }
 
@@ -155,13 +155,13 @@ impl Rotation {
 
     fn write_roots(&self, roots: &Roots) -> Result<(), AuthorityError> {
         let text = roots.to_pem();
-        Ok(disk::replace(&self.file_path(ROOTS_FILE), text.as_bytes(), Readers::Everyone)?)
+        Ok(disk::replace(&self.file_path(ROOTS_FILE), text.as_bytes(), FileReaders::Everyone)?)
     }
 
     fn copy_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
-        let text =
-            disk::read(&self.file_path(from), Readers::Owner)?.ok_or(AuthorityError::KeyMissing)?;
-        Ok(disk::replace(&self.file_path(to), text.as_bytes(), Readers::Owner)?)
+        let text = disk::read(&self.file_path(from), FileReaders::Owner)?
+            .ok_or(AuthorityError::KeyMissing)?;
+        Ok(disk::replace(&self.file_path(to), text.as_bytes(), FileReaders::Owner)?)
     }
 
     /// Renames atomically: a crash leaves either stage.
@@ -192,17 +192,17 @@ mod tests {
     use super::*;
     use crate::authority::LEAF_LIFETIME;
     use crate::credential::Credential;
-    use crate::testing::{World, member_of, now, run_handshake, workload_id};
+    use crate::testing::{TestAuthority, member_of, now, run_handshake, workload_id};
     use crate::tls::{client_config, server_config};
 
-    fn test_rotation(world: &World) -> Rotation {
-        Rotation::for_authority(world.dir.path(), TrustDomain::new("cluster.local").unwrap())
+    fn test_rotation(fixture: &TestAuthority) -> Rotation {
+        Rotation::for_authority(fixture.dir.path(), TrustDomain::new("cluster.local").unwrap())
     }
 
     /// Returns the credential of a member that joins now.
-    fn join_member(world: &World) -> Credential {
+    fn join_member(fixture: &TestAuthority) -> Credential {
         let domain = TrustDomain::new("cluster.local").unwrap();
-        let authority = Authority::open_or_create(world.dir.path(), &domain, now()).unwrap();
+        let authority = Authority::open_or_create(fixture.dir.path(), &domain, now()).unwrap();
         member_of(&authority, &workload_id("ratings"), LEAF_LIFETIME, now())
     }
 
@@ -218,15 +218,15 @@ mod tests {
 
     #[test]
     fn members_of_neighbouring_stages_always_know_each_other() {
-        let world = World::new("cluster.local");
-        let rotation = test_rotation(&world);
-        let settled = join_member(&world);
+        let fixture = TestAuthority::new("cluster.local");
+        let rotation = test_rotation(&fixture);
+        let settled = join_member(&fixture);
         rotation.add_root(now()).unwrap();
-        let added = join_member(&world);
+        let added = join_member(&fixture);
         rotation.activate_root(now()).unwrap();
-        let switched = join_member(&world);
+        let switched = join_member(&fixture);
         rotation.retire_root(now()).unwrap();
-        let retired = join_member(&world);
+        let retired = join_member(&fixture);
         assert_eq!(rotation.stage(), RotationStage::Stable);
         for (one, other) in [(&settled, &added), (&added, &switched), (&switched, &retired)] {
             assert!(can_connect(one, other));
@@ -241,46 +241,46 @@ mod tests {
 
     #[test]
     fn each_stage_can_be_taken_back() {
-        let world = World::new("cluster.local");
-        let rotation = test_rotation(&world);
-        let settled = join_member(&world).ca_generation();
+        let fixture = TestAuthority::new("cluster.local");
+        let rotation = test_rotation(&fixture);
+        let settled = join_member(&fixture).ca_generation();
         rotation.add_root(now()).unwrap();
-        let added = join_member(&world).ca_generation();
+        let added = join_member(&fixture).ca_generation();
         rotation.activate_root(now()).unwrap();
         rotation.roll_back(now()).unwrap();
         assert_eq!(
-            (join_member(&world).ca_generation(), rotation.stage()),
+            (join_member(&fixture).ca_generation(), rotation.stage()),
             (added, RotationStage::Added)
         );
         rotation.roll_back(now()).unwrap();
         assert_eq!(
-            (join_member(&world).ca_generation(), rotation.stage()),
+            (join_member(&fixture).ca_generation(), rotation.stage()),
             (settled, RotationStage::Stable)
         );
     }
 
     #[test]
     fn a_step_that_was_cut_short_can_be_taken_again_or_back() {
-        let world = World::new("cluster.local");
-        let rotation = test_rotation(&world);
+        let fixture = TestAuthority::new("cluster.local");
+        let rotation = test_rotation(&fixture);
         let copy = |from: &str, to: &str| {
             fs::copy(rotation.file_path(from), rotation.file_path(to)).unwrap();
         };
-        let settled = join_member(&world).ca_generation();
+        let settled = join_member(&fixture).ca_generation();
         rotation.add_root(now()).unwrap();
-        let added = join_member(&world).ca_generation();
+        let added = join_member(&fixture).ca_generation();
         // `switch`, interrupted before the new key takes its place.
         copy(KEY_FILE, FORMER_FILE);
         assert_eq!(rotation.stage(), RotationStage::Added);
         rotation.activate_root(now()).unwrap();
-        let switched = join_member(&world).ca_generation();
+        let switched = join_member(&fixture).ca_generation();
         // `back`, interrupted before the former key takes its place.
         copy(KEY_FILE, NEXT_FILE);
         assert_eq!(rotation.stage(), RotationStage::Activated);
-        assert_eq!(join_member(&world).ca_generation(), switched);
+        assert_eq!(join_member(&fixture).ca_generation(), switched);
         rotation.roll_back(now()).unwrap();
         assert_eq!(
-            (join_member(&world).ca_generation(), rotation.stage()),
+            (join_member(&fixture).ca_generation(), rotation.stage()),
             (added, RotationStage::Added)
         );
         // `retire`, interrupted before the former key is removed: it cannot return, because no member trusts
@@ -303,21 +303,21 @@ mod tests {
         assert!(matches!(rotation.activate_root(now()), Err(AuthorityError::Stage(_))));
         rotation.roll_back(now()).unwrap();
         assert_eq!(rotation.stage(), RotationStage::Stable);
-        assert_ne!(join_member(&world).ca_generation(), settled);
+        assert_ne!(join_member(&fixture).ca_generation(), settled);
     }
 
     #[test]
     fn stages_come_in_their_order() {
-        let world = World::new("cluster.local");
-        let rotation = test_rotation(&world);
-        let refused = |result: Result<(), AuthorityError>| {
+        let fixture = TestAuthority::new("cluster.local");
+        let rotation = test_rotation(&fixture);
+        let rejected = |result: Result<(), AuthorityError>| {
             assert!(matches!(result, Err(AuthorityError::Stage(_))), "{result:?}");
         };
-        refused(rotation.activate_root(now()));
-        refused(rotation.retire_root(now()));
-        refused(rotation.roll_back(now()));
+        rejected(rotation.activate_root(now()));
+        rejected(rotation.retire_root(now()));
+        rejected(rotation.roll_back(now()));
         rotation.add_root(now()).unwrap();
-        refused(rotation.add_root(now()));
-        refused(rotation.retire_root(now()));
+        rejected(rotation.add_root(now()));
+        rejected(rotation.retire_root(now()));
     }
 }

@@ -15,7 +15,7 @@ use x509_parser::der_parser::asn1_rs::Tag;
 
 use super::{Authority, AuthorityError, common_parameters};
 use crate::directory::create_private_directory;
-use crate::disk::{self, Readers};
+use crate::disk::{self, FileReaders};
 use crate::pem::{CERTIFICATE, write};
 use crate::roots::{Roots, is_self_issued};
 use crate::verify::to_system_time;
@@ -32,15 +32,15 @@ impl Authority {
         }
         let mut carried: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
         carried.extend(former.pins.iter().cloned());
-        let mut crosses = former.crosses.clone();
+        let mut cross_certificates = former.cross_certificates.clone();
         if key_of(&former.signer) != key_of(&self.signer) {
             match former.vouch_for(&self, now) {
-                Ok(cross) => crosses.insert(0, cross),
+                Ok(cross) => cross_certificates.insert(0, cross),
                 // Members that are offline meanwhile have to join again.
                 Err(error) => drop(error),
             }
         }
-        self.with_former(carried, crosses, now)
+        self.with_former(carried, cross_certificates, now)
     }
 
     /// Adds the trusted intermediates and cross-certificates from the last run of a control plane, and then
@@ -52,15 +52,15 @@ impl Authority {
         if !self.is_intermediate() {
             return Ok(self);
         }
-        let text = disk::read(file, Readers::Everyone)?.unwrap_or_default();
+        let text = disk::read(file, FileReaders::Everyone)?.unwrap_or_default();
         let read = CertificateDer::pem_slice_iter(text.as_bytes()).take(READ_MAX);
         // Damaged certificates are not trusted.
         let all: Vec<CertificateDer<'static>> = read.filter_map(Result::ok).collect();
         let is_cross = |der: &CertificateDer<'static>| {
             all.iter().any(|other| other != der && is_issued_by(der, other))
         };
-        let (crosses, pins) = all.iter().cloned().partition(is_cross);
-        let authority = self.with_former(pins, crosses, now);
+        let (cross_certificates, pins) = all.iter().cloned().partition(is_cross);
+        let authority = self.with_former(pins, cross_certificates, now);
         authority.save_trusted(file)?;
         Ok(authority)
     }
@@ -74,16 +74,16 @@ impl Authority {
             return Ok(());
         }
         let mut text = String::new();
-        for der in [&self.signer].into_iter().chain(&self.pins).chain(&self.crosses) {
+        for der in [&self.signer].into_iter().chain(&self.pins).chain(&self.cross_certificates) {
             write(&mut text, CERTIFICATE, der);
         }
-        if disk::read(file, Readers::Everyone)?.as_ref() == Some(&text) {
+        if disk::read(file, FileReaders::Everyone)?.as_ref() == Some(&text) {
             return Ok(());
         }
         if let Some(dir) = file.parent() {
             create_private_directory(dir)?;
         }
-        disk::replace(file, text.as_bytes(), Readers::Everyone)
+        disk::replace(file, text.as_bytes(), FileReaders::Everyone)
     }
 
     /// True if the signer is an intermediate of a company's root.
@@ -94,7 +94,7 @@ impl Authority {
     fn with_former(
         mut self,
         pins: Vec<CertificateDer<'static>>,
-        crosses: Vec<CertificateDer<'static>>,
+        cross_certificates: Vec<CertificateDer<'static>>,
         now: SystemTime,
     ) -> Self {
         let own = key_of(&self.signer);
@@ -110,7 +110,7 @@ impl Authority {
             }
         }
         let mut ways: Vec<CertificateDer<'static>> = Vec::new();
-        for cross in crosses {
+        for cross in cross_certificates {
             let leads_on = kept.iter().any(|pin| is_issued_by(&cross, pin));
             if leads_on
                 && !ways.contains(&cross)
@@ -120,7 +120,7 @@ impl Authority {
                 ways.push(cross);
             }
         }
-        self.chain.retain(|der| !self.crosses.contains(der));
+        self.chain.retain(|der| !self.cross_certificates.contains(der));
         self.chain.extend(ways.iter().cloned());
         let company = self.roots.certificates().iter().filter(|der| is_self_issued(der));
         let all = company.chain([&self.signer]).chain(&kept).cloned().collect();
@@ -128,7 +128,7 @@ impl Authority {
         if let Ok(roots) = Roots::new(all) {
             self.roots = roots;
             self.pins = kept;
-            self.crosses = ways;
+            self.cross_certificates = ways;
         }
         self
     }

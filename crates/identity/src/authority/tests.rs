@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 use super::*;
-use crate::testing::{World, now, workload_id, workload_name};
+use crate::testing::{TestAuthority, now, workload_id, workload_name};
 
 fn parse_domain(name: &str) -> TrustDomain {
     TrustDomain::new(name).unwrap()
@@ -16,8 +16,8 @@ fn open(dir: &Path) -> Result<Authority, AuthorityError> {
 }
 
 /// A subject without an instance.
-fn account_subject(id: &SpiffeId) -> Subject<'_> {
-    Subject { id, workload: None, instance: None }
+fn account_subject(id: &SpiffeId) -> CertificateSubject<'_> {
+    CertificateSubject { id, workload: None, instance: None }
 }
 
 fn certificate_request() -> CertificateRequest {
@@ -41,37 +41,37 @@ fn is_the_same_after_a_restart_and_keeps_its_key_to_itself() {
 
 #[test]
 fn refuses_a_key_that_others_may_read() {
-    let world = World::new("cluster.local");
-    let key = world.dir.path().join(KEY_FILE);
+    let fixture = TestAuthority::new("cluster.local");
+    let key = fixture.dir.path().join(KEY_FILE);
     fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
-    let error = open(world.dir.path()).unwrap_err().to_string();
+    let error = open(fixture.dir.path()).unwrap_err().to_string();
     assert!(error.contains("chmod 600") && error.contains("ca.key"), "{error}");
 }
 
 #[test]
 fn refuses_the_authority_of_another_trust_domain() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     for other in ["other.local", "cluster.loca", "cluster.local.a"] {
-        let opened = Authority::open_or_create(world.dir.path(), &parse_domain(other), now());
+        let opened = Authority::open_or_create(fixture.dir.path(), &parse_domain(other), now());
         assert!(matches!(opened, Err(AuthorityError::ForeignTrustDomain { .. })), "{other}");
     }
 }
 
 #[test]
 fn refuses_to_replace_a_lost_key() {
-    let world = World::new("cluster.local");
-    fs::remove_file(world.dir.path().join(KEY_FILE)).unwrap();
-    assert!(matches!(open(world.dir.path()), Err(AuthorityError::KeyMissing)));
+    let fixture = TestAuthority::new("cluster.local");
+    fs::remove_file(fixture.dir.path().join(KEY_FILE)).unwrap();
+    assert!(matches!(open(fixture.dir.path()), Err(AuthorityError::KeyMissing)));
 }
 
 #[test]
 fn finishes_a_first_start_that_was_cut_short() {
-    let world = World::new("cluster.local");
-    let before = world.issue_credential(&workload_id("ratings"));
-    fs::remove_file(world.dir.path().join(ROOTS_FILE)).unwrap();
-    let again = open(world.dir.path()).unwrap();
+    let fixture = TestAuthority::new("cluster.local");
+    let before = fixture.issue_credential(&workload_id("ratings"));
+    fs::remove_file(fixture.dir.path().join(ROOTS_FILE)).unwrap();
+    let again = open(fixture.dir.path()).unwrap();
     // The key is unchanged, so certificates signed before are still trusted.
-    let issued = Issued {
+    let issued = CertificateBundle {
         chain: before.chain().to_vec(),
         roots: again.roots(),
         not_before: before.not_before(),
@@ -84,7 +84,7 @@ fn finishes_a_first_start_that_was_cut_short() {
 
 #[test]
 fn refuses_a_key_and_roots_that_do_not_belong_together() {
-    let (one, two) = (World::new("cluster.local"), World::new("cluster.local"));
+    let (one, two) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
     let (from, to) = (two.dir.path().join(KEY_FILE), one.dir.path().join(KEY_FILE));
     fs::copy(from, to).unwrap();
     assert!(matches!(open(one.dir.path()), Err(AuthorityError::KeyOfAnotherRoot)));
@@ -110,18 +110,18 @@ fn many_that_start_at_once_agree_on_one_authority() {
 
 #[test]
 fn trusts_further_roots_and_signs_with_the_one_whose_key_it_has() {
-    let (old, new) = (World::new("cluster.local"), World::new("cluster.local"));
+    let (old, new) = (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
     let both = old.authority.roots().merge_with(&new.authority.roots()).unwrap();
-    for world in [&old, &new] {
-        fs::write(world.dir.path().join(ROOTS_FILE), both.to_pem()).unwrap();
-        let authority = open(world.dir.path()).unwrap();
+    for fixture in [&old, &new] {
+        fs::write(fixture.dir.path().join(ROOTS_FILE), both.to_pem()).unwrap();
+        let authority = open(fixture.dir.path()).unwrap();
         let id = workload_id("ratings");
         let issued =
             authority.sign(&certificate_request(), account_subject(&id), LEAF_LIFETIME, now());
         let issued = issued.unwrap();
         assert_eq!(issued.roots, both);
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
-        let own = &world.authority.roots();
+        let own = &fixture.authority.roots();
         let (_, root) = x509_parser::parse_x509_certificate(&own.certificates()[0]).unwrap();
         assert_eq!(leaf.issuer(), root.subject());
     }
@@ -129,11 +129,12 @@ fn trusts_further_roots_and_signs_with_the_one_whose_key_it_has() {
 
 #[test]
 fn a_member_certificate_says_what_it_must_and_no_more() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let (id, workload) = (workload_id("ratings"), workload_name("ratings-1"));
-    let subject = Subject { id: &id, workload: Some(&workload), instance: None };
+    let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
     let at = now();
-    let issued = world.authority.sign(&certificate_request(), subject, LEAF_LIFETIME, at).unwrap();
+    let issued =
+        fixture.authority.sign(&certificate_request(), subject, LEAF_LIFETIME, at).unwrap();
     assert_eq!(issued.chain.len(), 1, "the root is not sent");
     let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
     assert_eq!(sole_uri(&leaf).unwrap(), id.to_string());
@@ -153,11 +154,11 @@ fn a_member_certificate_says_what_it_must_and_no_more() {
 
 #[test]
 fn serial_numbers_differ_for_one_key() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let (request, id) = (certificate_request(), workload_id("ratings"));
     let serial = || {
         let issued =
-            world.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now()).unwrap();
+            fixture.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now()).unwrap();
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
         leaf.raw_serial().to_vec()
     };
@@ -168,11 +169,11 @@ fn serial_numbers_differ_for_one_key() {
 
 #[test]
 fn refuses_to_vouch_for_others() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let sign = |id: &SpiffeId, workload: Option<&WorkloadName>, lifetime| {
-        world.authority.sign(
+        fixture.authority.sign(
             &certificate_request(),
-            Subject { id, workload, instance: None },
+            CertificateSubject { id, workload, instance: None },
             lifetime,
             now(),
         )
@@ -188,7 +189,7 @@ fn refuses_to_vouch_for_others() {
         sign(&ratings, Some(&other_workload), LEAF_LIFETIME),
         Err(AuthorityError::ForeignNamespace { .. })
     ));
-    let control = control_id(world.authority.trust_domain());
+    let control = control_id(fixture.authority.trust_domain());
     let member = WorkloadName::new("leno-system", "sidecar-1").unwrap();
     let error = sign(&control, Some(&member), LEAF_LIFETIME).unwrap_err();
     assert!(matches!(error, AuthorityError::Reserved(_)), "{error}");
@@ -203,9 +204,9 @@ fn refuses_to_vouch_for_others() {
 
 #[test]
 fn no_certificate_outlives_its_root() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let (request, id) = (certificate_request(), workload_id("ratings"));
-    let at = |now| world.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now);
+    let at = |now| fixture.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now);
     let hour = Duration::from_secs(3600);
     let last = at(now() + ROOT_LIFETIME - hour).unwrap();
     assert!(last.not_after <= now() + ROOT_LIFETIME);
@@ -213,7 +214,7 @@ fn no_certificate_outlives_its_root() {
     assert!(matches!(at(after), Err(AuthorityError::RootExpired)));
     let trust_domain = parse_domain("cluster.local");
     assert!(matches!(
-        Authority::open_or_create(world.dir.path(), &trust_domain, after),
+        Authority::open_or_create(fixture.dir.path(), &trust_domain, after),
         Err(AuthorityError::RootExpired)
     ));
     assert!(matches!(at(UNIX_EPOCH), Err(AuthorityError::Clock)));

@@ -5,16 +5,16 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 use crate::authority::LEAF_LIFETIME;
-use crate::testing::{World, now, workload_id, workload_name};
+use crate::testing::{TestAuthority, now, workload_id, workload_name};
 
-fn issued_of(credential: &Credential) -> Issued {
-    Issued::new(credential.chain().to_vec(), credential.roots().clone()).unwrap()
+fn issued_of(credential: &Credential) -> CertificateBundle {
+    CertificateBundle::new(credential.chain().to_vec(), credential.roots().clone()).unwrap()
 }
 
 #[test]
 fn reads_back_what_it_saved_for_its_owner_only() {
-    let world = World::new("cluster.local");
-    let credential = world.issue_credential(&workload_id("ratings"));
+    let fixture = TestAuthority::new("cluster.local");
+    let credential = fixture.issue_credential(&workload_id("ratings"));
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("identity");
     assert!(Credential::load(&dir).unwrap().is_none());
@@ -33,10 +33,10 @@ fn reads_back_what_it_saved_for_its_owner_only() {
 
 #[test]
 fn saving_replaces_what_was_there() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let dir = tempfile::tempdir().unwrap();
-    world.issue_credential(&workload_id("ratings")).save(dir.path()).unwrap();
-    let renewed = world.issue_credential(&workload_id("ratings"));
+    fixture.issue_credential(&workload_id("ratings")).save(dir.path()).unwrap();
+    let renewed = fixture.issue_credential(&workload_id("ratings"));
     renewed.save(dir.path()).unwrap();
     let read = Credential::load(dir.path()).unwrap().unwrap();
     assert_eq!(read.chain(), renewed.chain());
@@ -44,10 +44,10 @@ fn saving_replaces_what_was_there() {
 
 #[test]
 fn refuses_damaged_or_exposed_files() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(CREDENTIAL_FILE);
-    let credential = world.issue_credential(&workload_id("ratings"));
+    let credential = fixture.issue_credential(&workload_id("ratings"));
     credential.save(dir.path()).unwrap();
     let good = fs::read_to_string(&path).unwrap();
     let load = || Credential::load(dir.path());
@@ -68,27 +68,27 @@ fn refuses_damaged_or_exposed_files() {
         assert!(error.contains(expected), "{expected}: {error}");
     }
 
-    let other = world.issue_credential(&workload_id("ratings")).key.to_pem();
+    let other = fixture.issue_credential(&workload_id("ratings")).key.to_pem();
     fs::write(&path, other + &good[at..]).unwrap();
     assert!(matches!(load(), Err(CredentialError::Key(_))));
 
     fs::write(&path, &good).unwrap();
     fs::remove_file(dir.path().join(ROOTS_FILE)).unwrap();
     assert!(matches!(load(), Err(CredentialError::RootsMissing)));
-    let foreign = World::new("cluster.local").authority.roots().to_pem();
+    let foreign = TestAuthority::new("cluster.local").authority.roots().to_pem();
     fs::write(dir.path().join(ROOTS_FILE), foreign).unwrap();
     assert!(matches!(load(), Err(CredentialError::Chain(_))));
 }
 
 #[test]
 fn refuses_what_was_issued_for_another_key_or_by_another_root() {
-    let world = World::new("cluster.local");
-    let credential = world.issue_credential(&workload_id("ratings"));
+    let fixture = TestAuthority::new("cluster.local");
+    let credential = fixture.issue_credential(&workload_id("ratings"));
     let key = || PrivateKey::generate();
     let new = |issued| Credential::new(key(), issued).unwrap_err();
     assert!(matches!(new(issued_of(&credential)), CredentialError::Key(_)));
     let mut foreign = issued_of(&credential);
-    foreign.roots = World::new("cluster.local").authority.roots();
+    foreign.roots = TestAuthority::new("cluster.local").authority.roots();
     assert!(matches!(new(foreign), CredentialError::Chain(_)));
     let mut empty = issued_of(&credential);
     empty.chain.clear();
@@ -103,10 +103,10 @@ fn refuses_what_was_issued_for_another_key_or_by_another_root() {
 
 #[test]
 fn an_expired_credential_is_read_and_says_so() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     let dir = tempfile::tempdir().unwrap();
     let past = now() - 2 * LEAF_LIFETIME;
-    let credential = world.credential_at(&workload_id("ratings"), LEAF_LIFETIME, past);
+    let credential = fixture.credential_at(&workload_id("ratings"), LEAF_LIFETIME, past);
     credential.save(dir.path()).unwrap();
     let read = Credential::load(dir.path()).unwrap().unwrap();
     assert!(read.is_expired(now()));
@@ -117,10 +117,10 @@ fn an_expired_credential_is_read_and_says_so() {
 
 #[test]
 fn renews_before_half_of_its_life_has_passed() {
-    let world = World::new("cluster.local");
+    let fixture = TestAuthority::new("cluster.local");
     for life in [10, 3600, 24 * 3600] {
         let life = Duration::from_secs(life);
-        let credential = world.credential_at(&workload_id("ratings"), life, now());
+        let credential = fixture.credential_at(&workload_id("ratings"), life, now());
         let issued = credential.not_before() + CLOCK_SKEW;
         let after = |draw| credential.renew_at(draw).duration_since(issued).unwrap();
         let (early, late) = (after(0), after(u64::MAX));
@@ -135,7 +135,7 @@ fn renews_before_half_of_its_life_has_passed() {
 
 #[test]
 fn prints_no_key() {
-    let world = World::new("cluster.local");
-    let text = format!("{:?}", world.issue_credential(&workload_id("ratings")));
+    let fixture = TestAuthority::new("cluster.local");
+    let text = format!("{:?}", fixture.issue_credential(&workload_id("ratings")));
     assert!(text.contains("ratings") && !text.contains("key"), "{text}");
 }

@@ -10,15 +10,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::Value;
 
-use super::BadJwt;
+use super::JwtError;
 
 /// The verification keys of an issuer.
 #[derive(Debug)]
-pub struct JwtKeys(Vec<Known>);
+pub struct JwtKeys(Vec<JwtKey>);
 
 /// The reason that a text contains no usable keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadKeys {
+pub enum JwkSetError {
     /// Not a JWK set.
     #[error("is not a JWK set, which is JSON with `keys`")]
     Malformed,
@@ -30,15 +30,15 @@ pub enum BadKeys {
 }
 
 #[derive(Debug)]
-struct Known {
+struct JwtKey {
     id: Option<String>,
     /// The only permitted algorithm; any of the key type if absent.
     algorithm: Option<String>,
-    key: Key,
+    key: KeyMaterial,
 }
 
 #[derive(Debug)]
-enum Key {
+enum KeyMaterial {
     Rsa { modulus: Vec<u8>, exponent: Vec<u8> },
     Curve { curve: Curve, point: Vec<u8> },
     Ed25519(Vec<u8>),
@@ -74,22 +74,22 @@ impl JwtKeys {
     /// Parses a JWK set. Keys of other types, and keys not for signatures, are ignored (RFC 7517 §5).
     ///
     /// # Errors
-    /// [`BadKeys`] if no key is left.
-    pub fn parse(text: &str) -> Result<Self, BadKeys> {
-        let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
-        let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
-        let known: Vec<Known> = keys.iter().take(KEYS_MAX).filter_map(parse_key).collect();
-        if known.is_empty() { Err(BadKeys::None) } else { Ok(Self(known)) }
+    /// [`JwkSetError`] if no key is left.
+    pub fn parse(text: &str) -> Result<Self, JwkSetError> {
+        let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
+        let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
+        let known: Vec<JwtKey> = keys.iter().take(KEYS_MAX).filter_map(parse_key).collect();
+        if known.is_empty() { Err(JwkSetError::None) } else { Ok(Self(known)) }
     }
 
     /// Returns the public verification part of a JWK set in canonical order: equivalent sets mostly have equal
     /// texts, and private members included by mistake are dropped.
     ///
     /// # Errors
-    /// [`BadKeys`] if no key is left.
-    pub fn public_part(text: &str) -> Result<String, BadKeys> {
-        let set: Value = serde_json::from_str(text).map_err(|_| BadKeys::Malformed)?;
-        let keys = set.get("keys").and_then(Value::as_array).ok_or(BadKeys::Malformed)?;
+    /// [`JwkSetError`] if no key is left.
+    pub fn public_part(text: &str) -> Result<String, JwkSetError> {
+        let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
+        let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
         let verifying = keys.iter().take(KEYS_MAX).filter(|jwk| parse_key(jwk).is_some());
         let public = verifying.map(|jwk| {
             let members = PUBLIC.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
@@ -99,7 +99,7 @@ impl JwtKeys {
         public.sort();
         match public.is_empty() {
             false => Ok(format!("{{\"keys\":[{}]}}", public.join(","))),
-            true => Err(BadKeys::None),
+            true => Err(JwkSetError::None),
         }
     }
 
@@ -110,25 +110,25 @@ impl JwtKeys {
         id: Option<&str>,
         signed: &[u8],
         signature: &[u8],
-    ) -> Result<(), BadJwt> {
+    ) -> Result<(), JwtError> {
         let is_known = RSA.iter().any(|(known, _)| *known == algorithm)
             || CURVES.iter().any(|curve| curve.algorithm == algorithm)
             || EDWARDS.contains(&algorithm);
         if !is_known {
-            return Err(BadJwt::Algorithm);
+            return Err(JwtError::Algorithm);
         }
         let named =
-            |known: &&Known| id.is_none() || known.id.is_none() || known.id.as_deref() == id;
-        let meant = |known: &&Known| known.algorithm.as_deref().is_none_or(|it| it == algorithm);
+            |known: &&JwtKey| id.is_none() || known.id.is_none() || known.id.as_deref() == id;
+        let meant = |known: &&JwtKey| known.algorithm.as_deref().is_none_or(|it| it == algorithm);
         let mut keys = self.0.iter().filter(named).filter(meant);
         match keys.any(|known| known.key.is_valid_signature(algorithm, signed, signature)) {
             true => Ok(()),
-            false => Err(BadJwt::Signature),
+            false => Err(JwtError::Signature),
         }
     }
 }
 
-impl Key {
+impl KeyMaterial {
     fn is_valid_signature(&self, algorithm: &str, signed: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Rsa { modulus: n, exponent: e } => {
@@ -152,7 +152,7 @@ impl Key {
     }
 }
 
-fn parse_key(jwk: &Value) -> Option<Known> {
+fn parse_key(jwk: &Value) -> Option<JwtKey> {
     let text = |name: &str| jwk.get(name).and_then(Value::as_str);
     if text("use").is_some_and(|of| of != "sig") {
         return None;
@@ -167,7 +167,7 @@ fn parse_key(jwk: &Value) -> Option<Known> {
     let key = match text("kty")? {
         "RSA" => {
             let (modulus, exponent) = (bytes("n")?, bytes("e")?);
-            (modulus.len() >= RSA_BYTES_MIN).then_some(Key::Rsa { modulus, exponent })?
+            (modulus.len() >= RSA_BYTES_MIN).then_some(KeyMaterial::Rsa { modulus, exponent })?
         }
         "EC" => {
             let curve = *CURVES.iter().find(|curve| Some(curve.name) == text("crv"))?;
@@ -175,13 +175,13 @@ fn parse_key(jwk: &Value) -> Option<Known> {
             if x.len() != curve.bytes || y.len() != curve.bytes {
                 return None;
             }
-            Key::Curve { curve, point: [&[UNCOMPRESSED][..], &x, &y].concat() }
+            KeyMaterial::Curve { curve, point: [&[UNCOMPRESSED][..], &x, &y].concat() }
         }
-        "OKP" if text("crv") == Some("Ed25519") => Key::Ed25519(bytes("x")?),
+        "OKP" if text("crv") == Some("Ed25519") => KeyMaterial::Ed25519(bytes("x")?),
         _ => return None,
     };
     let algorithm = text("alg").map(str::to_owned);
-    Some(Known { id: text("kid").map(str::to_owned), algorithm, key })
+    Some(JwtKey { id: text("kid").map(str::to_owned), algorithm, key })
 }
 
 /// The supported members of a JWK.

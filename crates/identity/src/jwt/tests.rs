@@ -24,13 +24,13 @@ fn base64(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-struct Issuer {
+struct TestIssuer {
     curve: EcdsaKeyPair,
     edwards: Ed25519KeyPair,
     rsa: RsaKeyPair,
 }
 
-impl Issuer {
+impl TestIssuer {
     fn new() -> Self {
         Self {
             curve: EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap(),
@@ -76,11 +76,11 @@ fn valid_claims() -> Value {
            "exp": NOW + 60, "nbf": NOW - 60})
 }
 
-fn verify_token(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, BadJwt> {
+fn verify_token(token: &str, keys: &JwtKeys) -> Result<Map<String, Value>, JwtError> {
     let aud = ["shop".to_owned()];
     UnverifiedJwt::read(token)?.verify(
         keys,
-        Expected {
+        JwtRequirements {
             issuer: "https://issuer",
             aud: &aud,
             clock_skew: Duration::from_secs(10),
@@ -96,7 +96,7 @@ type Sign<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 
 #[test]
 fn every_algorithm_verifies_what_its_key_signed() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
     let sign: [(&str, &str, Sign<'_>); 5] = [
         ("ES256", "ec", &|signed| issuer.by_curve(signed)),
@@ -112,7 +112,7 @@ fn every_algorithm_verifies_what_its_key_signed() {
         assert!(verify_token(&unnamed, &keys).is_ok(), "{algorithm}");
         for other in ["ec", "ed", "rsa", "secret"].into_iter().filter(|other| *other != id) {
             let other = sign_token(&json!({"alg": algorithm, "kid": other}), &valid_claims(), sign);
-            assert_eq!(verify_token(&other, &keys), Err(BadJwt::Signature), "{algorithm}");
+            assert_eq!(verify_token(&other, &keys), Err(JwtError::Signature), "{algorithm}");
         }
         let (head, signature) = named.rsplit_once('.').unwrap();
         let swapped = format!("{}.{signature}", head.replacen('.', ".e30", 1));
@@ -122,32 +122,32 @@ fn every_algorithm_verifies_what_its_key_signed() {
 
 #[test]
 fn no_algorithm_is_taken_for_another() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
     for algorithm in ["none", "None", "HS256", "ES256K", "RS1", ""] {
         for id in ["secret", "rsa"] {
             let header = json!({"alg": algorithm, "kid": id});
             let forged = sign_token(&header, &valid_claims(), |_| Vec::new());
-            assert_eq!(verify_token(&forged, &keys), Err(BadJwt::Algorithm), "{algorithm}");
+            assert_eq!(verify_token(&forged, &keys), Err(JwtError::Algorithm), "{algorithm}");
         }
     }
     let by_curve = |signed: &[u8]| issuer.by_curve(signed);
     let wrong = sign_token(&json!({"alg": "ES384", "kid": "ec"}), &valid_claims(), by_curve);
-    assert_eq!(verify_token(&wrong, &keys), Err(BadJwt::Signature));
+    assert_eq!(verify_token(&wrong, &keys), Err(JwtError::Signature));
     let critical = sign_token(&json!({"alg": "ES256", "crit": ["b64"]}), &valid_claims(), by_curve);
-    assert_eq!(verify_token(&critical, &keys), Err(BadJwt::Algorithm));
+    assert_eq!(verify_token(&critical, &keys), Err(JwtError::Algorithm));
     // A key for one algorithm does not verify another.
     let mut set = issuer.key_set();
     set["keys"][3]["alg"] = "RS512".into();
     let keys = JwtKeys::parse(&set.to_string()).unwrap();
     let by_rsa = |signed: &[u8]| issuer.by_rsa(&RSA_PKCS1_SHA256, signed);
     let wrong = sign_token(&json!({"alg": "RS256", "kid": "rsa"}), &valid_claims(), by_rsa);
-    assert_eq!(verify_token(&wrong, &keys), Err(BadJwt::Signature));
+    assert_eq!(verify_token(&wrong, &keys), Err(JwtError::Signature));
 }
 
 #[test]
 fn claims_must_hold() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
     let said = |change: &dyn Fn(&mut Value)| {
         let mut claims = valid_claims();
@@ -157,38 +157,38 @@ fn claims_must_hold() {
             .map(drop)
     };
     assert_eq!(said(&|_| {}), Ok(()));
-    assert_eq!(said(&|it| it["iss"] = "https://issuer/".into()), Err(BadJwt::Issuer));
+    assert_eq!(said(&|it| it["iss"] = "https://issuer/".into()), Err(JwtError::Issuer));
     assert_eq!(said(&|it| it["exp"] = (NOW - 9).into()), Ok(()));
-    assert_eq!(said(&|it| it["exp"] = (NOW - 10).into()), Err(BadJwt::Expired));
+    assert_eq!(said(&|it| it["exp"] = (NOW - 10).into()), Err(JwtError::Expired));
     assert_eq!(said(&|it| it["nbf"] = (NOW + 10).into()), Ok(()));
-    assert_eq!(said(&|it| it["nbf"] = (NOW + 11).into()), Err(BadJwt::Early));
+    assert_eq!(said(&|it| it["nbf"] = (NOW + 11).into()), Err(JwtError::Early));
     assert_eq!(said(&|it| it["iat"] = (NOW + 10).into()), Ok(()));
-    assert_eq!(said(&|it| it["iat"] = (NOW + 11).into()), Err(BadJwt::Early));
-    assert_eq!(said(&|it| it["exp"] = "soon".into()), Err(BadJwt::Malformed));
-    assert_eq!(said(&|it| it["exp"] = Value::Null), Err(BadJwt::Malformed));
-    assert_eq!(said(&|it| it["iat"] = "x".into()), Err(BadJwt::Malformed));
-    assert_eq!(said(&|it| drop(it.as_object_mut().unwrap().remove("exp"))), Err(BadJwt::Endless));
+    assert_eq!(said(&|it| it["iat"] = (NOW + 11).into()), Err(JwtError::Early));
+    assert_eq!(said(&|it| it["exp"] = "soon".into()), Err(JwtError::Malformed));
+    assert_eq!(said(&|it| it["exp"] = Value::Null), Err(JwtError::Malformed));
+    assert_eq!(said(&|it| it["iat"] = "x".into()), Err(JwtError::Malformed));
+    assert_eq!(said(&|it| drop(it.as_object_mut().unwrap().remove("exp"))), Err(JwtError::Endless));
     assert_eq!(said(&|it| it["aud"] = "shop".into()), Ok(()));
-    assert_eq!(said(&|it| it["aud"] = json!(["x"])), Err(BadJwt::Aud));
-    assert_eq!(said(&|it| it["aud"] = Value::Null), Err(BadJwt::Aud));
+    assert_eq!(said(&|it| it["aud"] = json!(["x"])), Err(JwtError::Aud));
+    assert_eq!(said(&|it| it["aud"] = Value::Null), Err(JwtError::Aud));
 }
 
 #[test]
 fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let keys = issuer.jwt_keys();
     let age = Some(Duration::from_secs(100));
     for (exp, iat, requires_expiration, max_age, expected) in [
-        (None, None, true, None, Err(BadJwt::Endless)),
+        (None, None, true, None, Err(JwtError::Endless)),
         (None, None, false, None, Ok(())),
-        (None, Some(NOW), true, age, Err(BadJwt::Endless)),
+        (None, Some(NOW), true, age, Err(JwtError::Endless)),
         (None, Some(NOW - 100), false, age, Ok(())),
         (None, Some(NOW - 109), false, age, Ok(())),
-        (None, Some(NOW - 110), false, age, Err(BadJwt::Expired)),
-        (Some(NOW + 60), Some(NOW - 110), true, age, Err(BadJwt::Expired)),
-        (Some(NOW + 60), None, true, age, Err(BadJwt::Ageless)),
-        (Some(NOW - 10), Some(NOW - 20), true, age, Err(BadJwt::Expired)),
-        (Some(NOW + 60), Some(NOW + 11), true, None, Err(BadJwt::Early)),
+        (None, Some(NOW - 110), false, age, Err(JwtError::Expired)),
+        (Some(NOW + 60), Some(NOW - 110), true, age, Err(JwtError::Expired)),
+        (Some(NOW + 60), None, true, age, Err(JwtError::Ageless)),
+        (Some(NOW - 10), Some(NOW - 20), true, age, Err(JwtError::Expired)),
+        (Some(NOW + 60), Some(NOW + 11), true, None, Err(JwtError::Early)),
     ] {
         let mut claims = json!({"iss": "https://issuer"});
         for (name, value) in [("exp", exp), ("iat", iat)] {
@@ -197,7 +197,7 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
             }
         }
         let token = sign_token(&json!({"alg": "ES256"}), &claims, |signed| issuer.by_curve(signed));
-        let expected_of = Expected {
+        let expected_of = JwtRequirements {
             issuer: "https://issuer",
             aud: &[],
             clock_skew: Duration::from_secs(10),
@@ -212,17 +212,17 @@ fn the_age_of_a_token_is_bounded_by_exp_and_max_age() {
 
 #[test]
 fn a_key_that_is_not_for_verification_is_passed_over() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let token =
         sign_token(&json!({"alg": "ES256"}), &valid_claims(), |signed| issuer.by_curve(signed));
     for (operations, expected) in [
         (json!(["verify"]), Ok(())),
         (json!(["sign", "verify"]), Ok(())),
-        (json!(["sign"]), Err(BadJwt::Signature)),
-        (json!(["encrypt", "wrapKey"]), Err(BadJwt::Signature)),
-        (json!([]), Err(BadJwt::Signature)),
-        (json!("verify"), Err(BadJwt::Signature)),
-        (Value::Null, Err(BadJwt::Signature)),
+        (json!(["sign"]), Err(JwtError::Signature)),
+        (json!(["encrypt", "wrapKey"]), Err(JwtError::Signature)),
+        (json!([]), Err(JwtError::Signature)),
+        (json!("verify"), Err(JwtError::Signature)),
+        (Value::Null, Err(JwtError::Signature)),
     ] {
         let mut set = issuer.key_set();
         set["keys"][1]["key_ops"] = operations.clone();
@@ -239,13 +239,13 @@ fn what_is_no_token_or_no_keys_is_refused() {
     let long = format!("e30.{}.", "a".repeat(TOKEN_BYTES_MAX));
     assert!(UnverifiedJwt::read(&long).is_err());
     for (text, error) in [
-        ("", BadKeys::Malformed),
-        ("[]", BadKeys::Malformed),
-        (r#"{"keys": {}}"#, BadKeys::Malformed),
-        (r#"{"keys": []}"#, BadKeys::None),
-        (r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, BadKeys::None),
-        (r#"{"keys": [{"kty": "RSA", "n": "AAAA", "e": "AQAB"}]}"#, BadKeys::None),
-        (r#"{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}]}"#, BadKeys::None),
+        ("", JwkSetError::Malformed),
+        ("[]", JwkSetError::Malformed),
+        (r#"{"keys": {}}"#, JwkSetError::Malformed),
+        (r#"{"keys": []}"#, JwkSetError::None),
+        (r#"{"keys": [{"kty": "oct", "k": "AAAA"}]}"#, JwkSetError::None),
+        (r#"{"keys": [{"kty": "RSA", "n": "AAAA", "e": "AQAB"}]}"#, JwkSetError::None),
+        (r#"{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}]}"#, JwkSetError::None),
     ] {
         assert_eq!(JwtKeys::parse(text).map(drop), Err(error), "{text}");
     }
@@ -263,7 +263,7 @@ fn claims_are_found_by_name_and_inside_others() {
 
 #[test]
 fn what_is_passed_on_of_a_set_is_public_and_verifies_the_same() {
-    let issuer = Issuer::new();
+    let issuer = TestIssuer::new();
     let mut set = issuer.key_set();
     let keys = set["keys"].as_array_mut().unwrap();
     keys[1]["d"] = json!("c2VjcmV0");
@@ -278,9 +278,9 @@ fn what_is_passed_on_of_a_set_is_public_and_verifies_the_same() {
     set["keys"].as_array_mut().unwrap().reverse();
     assert_eq!(JwtKeys::public_part(&set.to_string()), Ok(public), "the order says nothing");
     for (text, error) in [
-        ("", BadKeys::Malformed),
-        ("{}", BadKeys::Malformed),
-        (r#"{"keys": [{"kty": "oct"}]}"#, BadKeys::None),
+        ("", JwkSetError::Malformed),
+        ("{}", JwkSetError::Malformed),
+        (r#"{"keys": [{"kty": "oct"}]}"#, JwkSetError::None),
     ] {
         assert_eq!(JwtKeys::public_part(text), Err(error), "{text}");
     }

@@ -139,7 +139,7 @@ fn sweeps_what_nobody_will_use_and_nothing_else() {
     File::create(&draft).unwrap();
     File::create(tokens.dir.join("README")).unwrap();
     // A token file truncated by a failing disk.
-    disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", Readers::Owner).unwrap();
+    disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", FileReaders::Owner).unwrap();
     assert_eq!(tokens.remove_expired(made + 2 * MINUTE).unwrap(), 2, "one token, one draft");
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 3);
     tokens.redeem(&kept, &ratings, made + 2 * MINUTE).unwrap();

@@ -4,11 +4,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use leno_identity::{
-    Authority, CertificateRequest, ClientHello, ClientHelloReader, Credential, LEAF_LIFETIME,
-    PrivateKey, Subject, server_config,
+    Authority, CertificateRequest, CertificateSubject, ClientHello, ClientHelloReader, Credential,
+    LEAF_LIFETIME, PrivateKey, server_config,
 };
 use leno_model::TrustDomain;
-use leno_wire::sniff::{Sniffed, sniff_protocol};
+use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use rustls::{ServerConfig, ServerConnection};
 
 /// For any bytes: no panic, no accepted client by first bytes alone, a small response, and a result independent
@@ -20,7 +20,7 @@ pub(crate) fn check_input(bytes: &[u8]) {
     let whole = Reported::from_bytes(bytes, bytes.len().max(1));
     assert!(whole.answer_bytes <= ANSWER_BYTES_MAX, "{} bytes", whole.answer_bytes);
     if whole.answered && bytes.first() != Some(&ALERT_RECORD) {
-        assert_eq!(sniff_protocol(bytes), Sniffed::Tls);
+        assert_eq!(sniff_protocol(bytes), DetectedProtocol::Tls);
     }
     for size in [1, 5, 64] {
         let cut = Reported::from_bytes(bytes, size);
@@ -75,12 +75,12 @@ impl Reported {
                 server.read_tls(&mut rest).expect("memory can be read");
                 let state = server.process_new_packets();
                 reported.error = state.err().map(|error| format!("{error:?}"));
-                let mut answer = Vec::new();
+                let mut response = Vec::new();
                 while server.wants_write() {
-                    server.write_tls(&mut answer).expect("memory can be written");
+                    server.write_tls(&mut response).expect("memory can be written");
                 }
-                reported.answered |= answer.starts_with(&[HANDSHAKE_RECORD]);
-                reported.answer_bytes += answer.len();
+                reported.answered |= response.starts_with(&[HANDSHAKE_RECORD]);
+                reported.answer_bytes += response.len();
                 if reported.answered && reported.name.is_none() {
                     reported.name = Some(server.server_name().map(str::to_owned));
                 }
@@ -107,7 +107,7 @@ fn create_config() -> Arc<ServerConfig> {
     let id = "spiffe://cluster.local/ns/bookinfo/sa/ratings".parse().expect("an identity");
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request()).expect("a request");
-    let subject = Subject { id: &id, workload: None, instance: None };
+    let subject = CertificateSubject { id: &id, workload: None, instance: None };
     let issued = authority.sign(&request, subject, LEAF_LIFETIME, now).expect("a certificate");
     let credential = Credential::new(key, issued).expect("a credential");
     server_config(&credential, &[b"leno-link/1", b"h2", b"http/1.1"]).expect("a configuration")

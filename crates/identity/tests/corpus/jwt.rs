@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use leno_identity::{Expected, JwtKeys, UnverifiedJwt, texts_of};
+use leno_identity::{JwtKeys, JwtRequirements, UnverifiedJwt, texts_of};
 
 /// The last line is a token, the lines before it are a JWK set.
 ///
@@ -45,7 +45,7 @@ fn check_set(set: &str) {
 fn keys_verify(token: &str, keys: &JwtKeys) -> bool {
     let Ok(unverified) = UnverifiedJwt::read(token) else { return false };
     let issuer = unverified.issuer().map(str::to_owned);
-    let expected = Expected {
+    let expected = JwtRequirements {
         issuer: "https://issuer",
         aud: &[],
         clock_skew: Duration::from_secs(10),

@@ -133,6 +133,6 @@ async fn a_secret_that_is_broken_or_gone_takes_nothing_from_anybody() {
     assert!(secret.data.unwrap().contains_key("note"));
     let (mut two, _second) = create_replica(&server);
     server.store.lock().unwrap().objects.values_mut().for_each(|held| held["data"] = json!({}));
-    let refused = two.establish_authority().await.unwrap_err().to_string();
-    assert!(refused.contains("`ca.key` and `ca.pem`"), "{refused}");
+    let rejected = two.establish_authority().await.unwrap_err().to_string();
+    assert!(rejected.contains("`ca.key` and `ca.pem`"), "{rejected}");
 }

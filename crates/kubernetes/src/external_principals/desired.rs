@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use leno_model::{
-    ExternalPrincipalId, Name, SecretName, Sponsor, TrustDomain, check_subject, domain_prefix,
+    ExternalPrincipalId, Name, SecretName, SubjectScope, TrustDomain, check_subject, domain_prefix,
 };
 
 use crate::words::CONTROL;
@@ -13,7 +13,7 @@ use crate::words::CONTROL;
 /// A request for a certificate in a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredCertificate {
-    pub(crate) owner: Owner,
+    pub(crate) owner: OwnerObject,
     /// The Secret, which also identifies the external principal.
     pub(crate) id: ExternalPrincipalId,
     /// The names of the external principal.
@@ -26,7 +26,7 @@ pub struct DesiredCertificate {
 
 /// The object that requests a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct OwnerObject {
     pub(crate) api_version: String,
     pub(crate) kind: &'static str,
     pub(crate) namespace: String,
@@ -35,7 +35,7 @@ pub(crate) struct Owner {
 }
 
 /// `Kind namespace/name`.
-impl fmt::Display for Owner {
+impl fmt::Display for OwnerObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
     }
@@ -44,10 +44,10 @@ impl fmt::Display for Owner {
 impl DesiredCertificate {
     /// Returns the sponsor of the certificate: the mesh for mesh settings, otherwise the namespace of the
     /// Secret.
-    pub(crate) fn issuing_namespace(&self) -> Sponsor<'_> {
+    pub(crate) fn issuing_namespace(&self) -> SubjectScope<'_> {
         match self.owner.kind {
-            ACCESS_CERT => Sponsor::Namespace(&self.id.secret.namespace),
-            _ => Sponsor::Mesh,
+            ACCESS_CERT => SubjectScope::Namespace(&self.id.secret.namespace),
+            _ => SubjectScope::Mesh,
         }
     }
 
@@ -65,11 +65,11 @@ impl DesiredCertificate {
 }
 
 /// The outcomes by the uid of the requesting object, with the error if there is no certificate.
-pub type Outcomes = BTreeMap<String, Result<(), String>>;
+pub type CertificateOutcomes = BTreeMap<String, Result<(), String>>;
 
 /// The namespaces in which a control plane may write Secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Grants {
+pub struct SecretPermissions {
     /// The allowed namespaces.
     pub namespaces: BTreeSet<Name>,
     /// The control plane's own namespace, which is never allowed because it contains the authority.
@@ -87,7 +87,7 @@ pub struct DesiredCertificates {
 
 /// The result of the validation.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Judged {
+pub(crate) struct CertificateDecisions {
     pub(crate) desired: DesiredCertificates,
     /// The reasons for rejection, by the uid of the object.
     pub(crate) refused: BTreeMap<String, String>,
@@ -97,48 +97,48 @@ pub(crate) struct Judged {
 /// Secret the oldest wins, and a name that several namespaces request is granted to none of them.
 pub(crate) fn validate_requests(
     mut all: Vec<DesiredCertificate>,
-    grants: &Grants,
+    grants: &SecretPermissions,
     trust_domain: &TrustDomain,
-) -> Judged {
+) -> CertificateDecisions {
     all.sort_by(|one, two| one.precedence_key().cmp(&two.precedence_key()));
-    let mut judged = Judged::default();
+    let mut validated = CertificateDecisions::default();
     let mut able = Vec::new();
     for desired in all {
         match rejection_reason(&desired, grants, trust_domain) {
-            Some(why) => judged.reject(desired, why),
+            Some(reason) => validated.reject(desired, reason),
             None => able.push(desired),
         }
     }
     let claims = namespaces_by_name(&able, trust_domain);
     let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
     for desired in able {
-        let refusal = if judged.desired.wanted.len() == EXTERNAL_PRINCIPALS_MAX {
+        let rejection = if validated.desired.wanted.len() == EXTERNAL_PRINCIPALS_MAX {
             Some(format!("spec: the limit of {EXTERNAL_PRINCIPALS_MAX} is exceeded; remove some"))
         } else {
             taken_reason(&desired, &secrets).or_else(|| contested_reason(&desired, &claims))
         };
-        match refusal {
-            Some(why) => judged.reject(desired, why),
+        match rejection {
+            Some(reason) => validated.reject(desired, reason),
             None => {
                 secrets.insert(desired.id.secret.clone(), desired.owner.to_string());
-                judged.desired.wanted.push(desired);
+                validated.desired.wanted.push(desired);
             }
         }
     }
-    judged
+    validated
 }
 
-impl Judged {
-    fn reject(&mut self, desired: DesiredCertificate, why: String) {
+impl CertificateDecisions {
+    fn reject(&mut self, desired: DesiredCertificate, reason: String) {
         self.desired.left.insert(desired.owner.uid.clone());
-        self.refused.insert(desired.owner.uid, why);
+        self.refused.insert(desired.owner.uid, reason);
     }
 }
 
 /// Returns the reason that a request is invalid by itself.
 fn rejection_reason(
     desired: &DesiredCertificate,
-    grants: &Grants,
+    grants: &SecretPermissions,
     trust_domain: &TrustDomain,
 ) -> Option<String> {
     let namespace = &desired.id.secret.namespace;
@@ -158,9 +158,9 @@ fn rejection_reason(
         ));
     }
     desired.names.iter().enumerate().find_map(|(index, name)| {
-        let why = check_subject(name, desired.issuing_namespace(), trust_domain).err()?;
+        let reason = check_subject(name, desired.issuing_namespace(), trust_domain).err()?;
         let field = desired.field_path(&format!("subjectAltNames[{index}]"));
-        Some(format!("{field}: `{name}` {why}; use a name outside the mesh"))
+        Some(format!("{field}: `{name}` {reason}; use a name outside the mesh"))
     })
 }
 
@@ -224,9 +224,9 @@ mod tests {
         TrustDomain::new("cluster.local").unwrap()
     }
 
-    fn test_grants() -> Grants {
+    fn test_grants() -> SecretPermissions {
         let name = |text| Name::new(text).unwrap();
-        Grants {
+        SecretPermissions {
             namespaces: [name("shop"), name("ingress"), name("leno-system")].into(),
             own: Some(name("leno-system")),
         }
@@ -240,7 +240,7 @@ mod tests {
     ) -> DesiredCertificate {
         let secret: SecretName = secret.parse().unwrap();
         DesiredCertificate {
-            owner: Owner {
+            owner: OwnerObject {
                 api_version: "policy.flomesh.io/v1alpha1".to_owned(),
                 kind,
                 namespace: secret.namespace.to_string(),
@@ -256,9 +256,9 @@ mod tests {
 
     /// Returns the rejections, one per line. The other requests are granted.
     fn list_rejections(desired: Vec<DesiredCertificate>) -> Vec<String> {
-        let judged = validate_requests(desired.clone(), &test_grants(), &test_domain());
-        assert_eq!(judged.desired.wanted.len() + judged.refused.len(), desired.len());
-        judged.refused.into_values().collect()
+        let validated = validate_requests(desired.clone(), &test_grants(), &test_domain());
+        assert_eq!(validated.desired.wanted.len() + validated.refused.len(), desired.len());
+        validated.refused.into_values().collect()
     }
 
     #[test]
@@ -315,15 +315,15 @@ mod tests {
             // Invalid requests block no others.
             desired_certificate(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
-        let judged = validate_requests(both, &test_grants(), &test_domain());
-        let left: Vec<&str> = judged.desired.left.iter().map(String::as_str).collect();
+        let validated = validate_requests(both, &test_grants(), &test_domain());
+        let left: Vec<&str> = validated.desired.left.iter().map(String::as_str).collect();
         assert_eq!(left, ["u-1", "u-2", "u-4"]);
         assert_eq!(
-            judged.refused["u-2"],
+            validated.refused["u-2"],
             "spec.subjectAltNames[1]: a.example is also requested in shop, and issued to no \
              AccessCert; use another name"
         );
-        assert_eq!(judged.desired.wanted[0].owner.uid, "u-3");
+        assert_eq!(validated.desired.wanted[0].owner.uid, "u-3");
         let own = vec![
             desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1),
             desired_certificate(ACCESS_CERT, "shop/b", &["a.example"], 2),

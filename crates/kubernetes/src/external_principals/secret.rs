@@ -6,14 +6,16 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::core::ObjectMeta;
-use leno_identity::{Authority, AuthorityError, ExternalCertificate, ExternalSubject, Held};
+use leno_identity::{
+    Authority, AuthorityError, ExternalCertificate, ExternalSubject, StoredCertificate,
+};
 
 use super::desired::DesiredCertificate;
 use crate::words::ACCESS_CERT_MARK;
 
 /// The state of a Secret, compared with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Finding {
+pub(super) enum SecretState {
     /// Another client created it, or it was created for another object.
     Foreign,
     /// Its certificate has to be issued again.
@@ -24,7 +26,7 @@ pub(super) enum Finding {
 
 /// The parameters of a certificate that is issued now.
 #[derive(Clone, Copy)]
-pub(super) struct Terms<'a> {
+pub(super) struct IssuanceParameters<'a> {
     pub(super) authority: &'a Authority,
     pub(super) lifetime: Duration,
     pub(super) now: SystemTime,
@@ -33,16 +35,16 @@ pub(super) struct Terms<'a> {
 pub(super) fn check_secret(
     secret: &Secret,
     desired: &DesiredCertificate,
-    terms: Terms<'_>,
-) -> Finding {
+    terms: IssuanceParameters<'_>,
+) -> SecretState {
     if !is_of(&secret.metadata, desired) || secret.type_.as_deref() != Some(TYPE) {
-        return Finding::Foreign;
+        return SecretState::Foreign;
     }
     let text = |key: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(key));
         bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
     };
-    let held = Held { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
+    let held = StoredCertificate { key: text(KEY), chain: text(CHAIN), roots: text(ROOTS) };
     let until = held.good_until(
         terms.authority,
         certificate_subject(desired),
@@ -53,8 +55,8 @@ pub(super) fn check_secret(
     let is_owned = !can_own_secret(desired)
         || owner_of(&secret.metadata, desired).is_some_and(|it| it.uid == desired.owner.uid);
     match until.filter(|until| *until > terms.now && is_owned) {
-        Some(until) => Finding::Good(until),
-        None => Finding::Due,
+        Some(until) => SecretState::Good(until),
+        None => SecretState::Due,
     }
 }
 
@@ -73,7 +75,7 @@ pub(super) fn is_of(meta: &ObjectMeta, desired: &DesiredCertificate) -> bool {
 pub(super) fn issue_into_secret(
     before: Option<Secret>,
     desired: &DesiredCertificate,
-    terms: Terms<'_>,
+    terms: IssuanceParameters<'_>,
 ) -> Result<Secret, AuthorityError> {
     let lifetime = certificate_lifetime(desired, terms);
     let made = ExternalCertificate::issue(
@@ -129,7 +131,7 @@ fn certificate_subject(desired: &DesiredCertificate) -> ExternalSubject<'_> {
     ExternalSubject { id: &desired.id, names: &desired.names, sponsor: desired.issuing_namespace() }
 }
 
-fn certificate_lifetime(desired: &DesiredCertificate, terms: Terms<'_>) -> Duration {
+fn certificate_lifetime(desired: &DesiredCertificate, terms: IssuanceParameters<'_>) -> Duration {
     desired.lifetime.unwrap_or(terms.lifetime)
 }
 
@@ -145,32 +147,32 @@ mod tests {
     use leno_model::{ExternalPrincipalId, Name, TrustDomain};
 
     use super::*;
-    use crate::external_principals::{ACCESS_CERT, Owner};
+    use crate::external_principals::{ACCESS_CERT, OwnerObject};
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    struct World {
+    struct AuthorityFixture {
         _dir: tempfile::TempDir,
         authority: Authority,
     }
 
-    fn test_setup() -> World {
+    fn test_setup() -> AuthorityFixture {
         let dir = tempfile::tempdir().unwrap();
         let source = AuthoritySource::Own(dir.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
         let authority = source.open_or_create(&domain, SystemTime::now()).unwrap();
-        World { _dir: dir, authority }
+        AuthorityFixture { _dir: dir, authority }
     }
 
-    impl World {
-        fn terms_at(&self, now: SystemTime) -> Terms<'_> {
-            Terms { authority: &self.authority, lifetime: DAY, now }
+    impl AuthorityFixture {
+        fn terms_at(&self, now: SystemTime) -> IssuanceParameters<'_> {
+            IssuanceParameters { authority: &self.authority, lifetime: DAY, now }
         }
     }
 
     fn desired_certificate(kind: &'static str, namespace: &str) -> DesiredCertificate {
         DesiredCertificate {
-            owner: Owner {
+            owner: OwnerObject {
                 api_version: "policy.flomesh.io/v1alpha1".to_owned(),
                 kind,
                 namespace: namespace.to_owned(),
@@ -197,19 +199,22 @@ mod tests {
         assert_eq!(keys, ["ca.crt", "tls.crt", "tls.key"]);
         let owner = &secret.metadata.owner_references.as_ref().unwrap()[0];
         assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("AccessCert", "u-1"));
-        assert!(matches!(check_secret(&secret, &desired, world.terms_at(now)), Finding::Good(_)));
+        assert!(matches!(
+            check_secret(&secret, &desired, world.terms_at(now)),
+            SecretState::Good(_)
+        ));
         // Well before its end.
         let later = now + DAY.mul_f64(0.7);
-        assert_eq!(check_secret(&secret, &desired, world.terms_at(later)), Finding::Due);
+        assert_eq!(check_secret(&secret, &desired, world.terms_at(later)), SecretState::Due);
         let other = test_setup();
         assert_eq!(
             check_secret(&secret, &desired, other.terms_at(now)),
-            Finding::Due,
+            SecretState::Due,
             "another signer"
         );
         let mut renamed = desired.clone();
         renamed.names = vec![Name::new("other.corp.example").unwrap()];
-        assert_eq!(check_secret(&secret, &renamed, world.terms_at(now)), Finding::Due);
+        assert_eq!(check_secret(&secret, &renamed, world.terms_at(now)), SecretState::Due);
     }
 
     #[test]
@@ -231,15 +236,15 @@ mod tests {
         for spoil in spoilt {
             let mut secret = ours.clone();
             spoil(&mut secret);
-            assert_eq!(check_secret(&secret, &desired, world.terms_at(now)), Finding::Foreign);
+            assert_eq!(check_secret(&secret, &desired, world.terms_at(now)), SecretState::Foreign);
         }
         // A recreated object of the same name takes the Secret over.
         let mut again = desired.clone();
         again.owner.uid = "u-2".to_owned();
-        assert_eq!(check_secret(&ours, &again, world.terms_at(now)), Finding::Due);
+        assert_eq!(check_secret(&ours, &again, world.terms_at(now)), SecretState::Due);
         let taken = issue_into_secret(Some(ours), &again, world.terms_at(now)).unwrap();
         assert_eq!(taken.metadata.owner_references.as_ref().unwrap().len(), 1);
-        assert!(matches!(check_secret(&taken, &again, world.terms_at(now)), Finding::Good(_)));
+        assert!(matches!(check_secret(&taken, &again, world.terms_at(now)), SecretState::Good(_)));
     }
 
     #[test]
@@ -248,14 +253,17 @@ mod tests {
         let desired = desired_certificate("MeshConfig", "osm-system");
         let mut secret = issue_into_secret(None, &desired, world.terms_at(now)).unwrap();
         assert_eq!(secret.metadata.owner_references, None);
-        assert!(matches!(check_secret(&secret, &desired, world.terms_at(now)), Finding::Good(_)));
+        assert!(matches!(
+            check_secret(&secret, &desired, world.terms_at(now)),
+            SecretState::Good(_)
+        ));
         let labels = secret.metadata.labels.as_mut().unwrap();
         labels.insert("team".to_owned(), "edge".to_owned());
         let hour = Duration::from_secs(3600);
         let brief = DesiredCertificate { lifetime: Some(hour), ..desired };
         let again = issue_into_secret(Some(secret), &brief, world.terms_at(now)).unwrap();
         assert_eq!(again.metadata.labels.as_ref().unwrap()["team"], "edge");
-        let Finding::Good(until) = check_secret(&again, &brief, world.terms_at(now)) else {
+        let SecretState::Good(until) = check_secret(&again, &brief, world.terms_at(now)) else {
             panic!()
         };
         assert!(until < now + hour);

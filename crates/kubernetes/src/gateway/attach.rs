@@ -4,12 +4,12 @@ use kube::core::{Selector, SelectorExt as _};
 use leno_model::HostPattern;
 use serde_json::Value;
 
-use super::facts::{AllowedNamespaces, Facts, RouteId, intersect_patterns};
-use super::listener::{Judged, Reason};
-use crate::source::Id;
+use super::facts::{AllowedNamespaces, ClusterFacts, RouteId, intersect_patterns};
+use super::listener::{ConditionReason, ValidatedListener};
+use crate::source::ObjectId;
 
 /// The index of a listener, and the host names for which a route is attached to it.
-pub(super) type Attached = (usize, Vec<RouteHost>);
+pub(super) type ListenerAttachment = (usize, Vec<RouteHost>);
 
 /// A host name of a route, intersected with that of a listener.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,9 +22,9 @@ pub(super) struct RouteHost {
 }
 
 /// Returns the gateway that a `parentRef` of a route names.
-pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
+pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> ObjectId {
     let text = |key: &str| parent.get(key).and_then(Value::as_str);
-    Id {
+    ObjectId {
         namespace: text("namespace").unwrap_or(&route.id.namespace).to_owned(),
         name: text("name").unwrap_or_default().to_owned(),
     }
@@ -32,30 +32,30 @@ pub(super) fn gateway_of(route: &RouteId, parent: &Value) -> Id {
 
 /// Selects the listeners of a gateway that accept a route: at least one.
 pub(super) fn attach_route(
-    facts: &Facts,
+    facts: &ClusterFacts,
     route: &RouteId,
     parent: &Value,
     hostnames: &[HostPattern],
-    gateway: &Id,
-    listeners: &[Judged<'_>],
-) -> Result<Vec<Attached>, Reason> {
+    gateway: &ObjectId,
+    listeners: &[ValidatedListener<'_>],
+) -> Result<Vec<ListenerAttachment>, ConditionReason> {
     let section = parent.get("sectionName").and_then(Value::as_str);
     let port = parent.get("port").and_then(Value::as_u64);
-    let is_meant = |judged: &Judged<'_>| {
-        section.is_none_or(|section| judged.listener.name == section)
-            && port.is_none_or(|port| u64::from(judged.listener.port) == port)
+    let is_meant = |validated: &ValidatedListener<'_>| {
+        section.is_none_or(|section| validated.listener.name == section)
+            && port.is_none_or(|port| u64::from(validated.listener.port) == port)
     };
-    let meant = listeners.iter().enumerate().filter(|(_, judged)| is_meant(judged));
+    let meant = listeners.iter().enumerate().filter(|(_, validated)| is_meant(validated));
     let meant: Vec<_> = meant.collect();
     if meant.is_empty() {
         let message = format!("the Gateway {} has no such listener", gateway.name);
-        return Err(Reason::new("NoMatchingParent", message));
+        return Err(ConditionReason::new("NoMatchingParent", message));
     }
     let allowed: Vec<_> = meant
         .into_iter()
-        .filter(|(_, judged)| {
-            let namespaces = &judged.listener.allowed_routes.namespaces;
-            judged.kinds.contains(&route.kind)
+        .filter(|(_, validated)| {
+            let namespaces = &validated.listener.allowed_routes.namespaces;
+            validated.kinds.contains(&route.kind)
                 && is_allowed(facts, namespaces, &gateway.namespace, &route.id.namespace)
         })
         .collect();
@@ -64,17 +64,19 @@ pub(super) fn attach_route(
             "no listener of the Gateway {} accepts {}s of the namespace {}",
             gateway.name, route.kind, route.id.namespace
         );
-        return Err(Reason::new("NotAllowedByListeners", message));
+        return Err(ConditionReason::new("NotAllowedByListeners", message));
     }
-    let attached: Vec<Attached> = allowed
+    let attached: Vec<ListenerAttachment> = allowed
         .into_iter()
-        .map(|(index, judged)| (index, intersect_hostnames(hostnames, judged.hostname.as_ref())))
+        .map(|(index, validated)| {
+            (index, intersect_hostnames(hostnames, validated.hostname.as_ref()))
+        })
         .filter(|(_, names)| !names.is_empty())
         .collect();
     if attached.is_empty() {
         let message =
             format!("no listener of the Gateway {} matches a host name of the route", gateway.name);
-        return Err(Reason::new("NoMatchingListenerHostname", message));
+        return Err(ConditionReason::new("NoMatchingListenerHostname", message));
     }
     Ok(attached)
 }
@@ -98,7 +100,7 @@ fn intersect_hostnames(
     names
 }
 
-fn is_allowed(facts: &Facts, allowed: &AllowedNamespaces, own: &str, theirs: &str) -> bool {
+fn is_allowed(facts: &ClusterFacts, allowed: &AllowedNamespaces, own: &str, theirs: &str) -> bool {
     match allowed.from.as_deref().unwrap_or("Same") {
         "All" => true,
         "Same" => own == theirs,

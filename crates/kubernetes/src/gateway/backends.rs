@@ -3,35 +3,35 @@
 use leno_model::{Service, ServiceName, WeightedBackend};
 use leno_registry::GatewayRules;
 
-use super::facts::{Facts, GoodRoute, RouteId};
-use super::listener::Reason;
-use crate::source::Id;
+use super::facts::{ClusterFacts, RouteId, ValidRoute};
+use super::listener::ConditionReason;
+use crate::source::ObjectId;
 
 /// A route reduced to the backends that exist and may be used. The rules carry the weight of the rejected ones.
-pub(super) struct Led {
+pub(super) struct ResolvedRouteRules {
     pub(super) rules: GatewayRules,
     /// The first problem found.
-    pub(super) unresolved: Option<Reason>,
+    pub(super) unresolved: Option<ConditionReason>,
 }
 
 /// Finds services of the cluster by name.
-pub(crate) type Lookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
+pub(crate) type ServiceLookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
 
 pub(super) fn resolve_backends(
-    facts: &Facts,
-    services: Lookup<'_>,
+    facts: &ClusterFacts,
+    services: ServiceLookup<'_>,
     route: &RouteId,
-    good: &GoodRoute,
-) -> Led {
-    let mut unresolved = good.strange.first().map(|strange| {
+    good: &ValidRoute,
+) -> ResolvedRouteRules {
+    let mut unresolved = good.unsupported.first().map(|unsupported| {
         let message = format!(
             "rule {}: {} is not supported as a backend: use a Service",
-            strange.rule, strange.kind
+            unsupported.rule, unsupported.kind
         );
-        Reason::new("InvalidKind", message)
+        ConditionReason::new("InvalidKind", message)
     });
-    let strange = |rule: usize| -> u32 {
-        let of_rule = good.strange.iter().filter(|it| it.rule == rule);
+    let unsupported = |rule: usize| -> u32 {
+        let of_rule = good.unsupported.iter().filter(|it| it.rule == rule);
         of_rule.fold(0, |sum, it| sum.saturating_add(it.weight))
     };
     // Removes backends that cannot be used, and returns their total weight.
@@ -51,40 +51,40 @@ pub(super) fn resolve_backends(
     match &mut rules {
         GatewayRules::Requests(rules) => {
             for (index, rule) in rules.iter_mut().enumerate() {
-                let lost = keep(&mut rule.backends).saturating_add(strange(index));
+                let lost = keep(&mut rule.backends).saturating_add(unsupported(index));
                 rule.actions.ungranted_weight = lost;
                 keep(&mut rule.actions.mirrors);
             }
         }
         GatewayRules::Connections(rule) => {
-            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(strange(0));
+            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(unsupported(0));
         }
         GatewayRules::Sessions(rule) => {
-            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(strange(0));
+            rule.ungranted_weight = keep(&mut rule.backends).saturating_add(unsupported(0));
         }
     }
-    Led { rules, unresolved }
+    ResolvedRouteRules { rules, unresolved }
 }
 
 fn missing_backend(
-    facts: &Facts,
-    services: Lookup<'_>,
+    facts: &ClusterFacts,
+    services: ServiceLookup<'_>,
     route: &RouteId,
     backend: &WeightedBackend,
-) -> Option<Reason> {
+) -> Option<ConditionReason> {
     let service = &backend.service;
-    let id = Id { namespace: service.namespace.to_string(), name: service.name.to_string() };
+    let id = ObjectId { namespace: service.namespace.to_string(), name: service.name.to_string() };
     if !facts.permits_reference((route.kind, &route.id.namespace), ("Service", &id)) {
         let message = format!(
             "no ReferenceGrant in {} permits {service} to {}s of {}",
             id.namespace, route.kind, route.id.namespace
         );
-        return Some(Reason::new("RefNotPermitted", message));
+        return Some(ConditionReason::new("RefNotPermitted", message));
     }
     let Some(known) = services(service) else {
         let message =
             format!("the Service {service} does not exist or has no endpoints in the cluster");
-        return Some(Reason::new("BackendNotFound", message));
+        return Some(ConditionReason::new("BackendNotFound", message));
     };
     if let Some(policy) = facts.tls_policy(&id) {
         // The gateway would connect in plaintext although the owner of the service requires TLS.
@@ -93,11 +93,11 @@ fn missing_backend(
              backends",
             policy.name
         );
-        return Some(Reason::new("UnsupportedProtocol", message));
+        return Some(ConditionReason::new("UnsupportedProtocol", message));
     }
     if known.ports.iter().any(|port| port.port == backend.port) {
         return None;
     }
     let message = format!("the Service {service} has no TCP port {}", backend.port);
-    Some(Reason::new("BackendNotFound", message))
+    Some(ConditionReason::new("BackendNotFound", message))
 }

@@ -66,14 +66,14 @@ mod tests {
             |chain: &str, key: &str| read(&tls_secret(&[("tls.crt", chain), ("tls.key", key)]));
         let good = read(&chain, &key).unwrap();
         assert_eq!((good.chain, good.key), (chain.clone(), key.clone()));
-        for (chain, key, why) in [
+        for (chain, key, reason) in [
             (chain.as_str(), other.as_str(), "do not match"),
             ("Hello world", "Hello world", "no certificate"),
             (chain.as_str(), "Hello world", "not PEM with a private key"),
             (key.as_str(), key.as_str(), "no certificate"),
         ] {
-            let refusal = read(chain, key).unwrap_err();
-            assert!(refusal.contains(why), "{refusal}");
+            let rejection = read(chain, key).unwrap_err();
+            assert!(rejection.contains(reason), "{rejection}");
         }
         assert!(
             super::read(&tls_secret(&[("tls.crt", &chain)])).unwrap_err().contains("no tls.key")

@@ -10,33 +10,33 @@ use leno_registry::GatewayRoute;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::source::Id;
+use crate::source::ObjectId;
 
 /// All facts that determine the configuration of gateways.
 #[derive(Default)]
-pub(crate) struct Facts {
+pub(crate) struct ClusterFacts {
     /// The classes of our controller, by name.
-    pub(crate) classes: BTreeMap<String, Class>,
-    pub(crate) gateways: BTreeMap<Id, GatewayFacts>,
+    pub(crate) classes: BTreeMap<String, GatewayClassFacts>,
+    pub(crate) gateways: BTreeMap<ObjectId, GatewayFacts>,
     pub(crate) routes: BTreeMap<RouteId, RouteFacts>,
-    pub(crate) grants: BTreeMap<Id, Grant>,
+    pub(crate) grants: BTreeMap<ObjectId, Grant>,
     /// The services to which each BackendTLSPolicy requires TLS.
-    pub(crate) encrypted: BTreeMap<Id, BTreeSet<String>>,
+    pub(crate) encrypted: BTreeMap<ObjectId, BTreeSet<String>>,
     /// The pods at each address.
-    pub(crate) pods: BTreeMap<IpAddr, BTreeSet<Id>>,
+    pub(crate) pods: BTreeMap<IpAddr, BTreeSet<ObjectId>>,
     /// The certificates of Secrets that gateways refer to, or the error that makes one unusable.
-    pub(crate) certificates: BTreeMap<Id, Result<GatewayCertificate, String>>,
+    pub(crate) certificates: BTreeMap<ObjectId, Result<GatewayCertificate, String>>,
     /// The labels of namespaces.
     pub(crate) namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// By Deployment of a gateway: true if at least one of its pods is available.
-    pub(crate) deployments: BTreeMap<Id, bool>,
+    pub(crate) deployments: BTreeMap<ObjectId, bool>,
     /// The Services of gateways.
-    pub(crate) gateway_services: BTreeMap<Id, GatewayService>,
+    pub(crate) gateway_services: BTreeMap<ObjectId, GatewayService>,
 }
 
 /// One fact, as read from an object.
-pub(crate) enum Fact {
-    Class(Class),
+pub(crate) enum ClusterFact {
+    Class(GatewayClassFacts),
     Gateway(Box<GatewayFacts>),
     Route(&'static str, Box<RouteFacts>),
     Grant(Grant),
@@ -52,12 +52,12 @@ pub(crate) enum Fact {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RouteId {
     pub(crate) kind: &'static str,
-    pub(crate) id: Id,
+    pub(crate) id: ObjectId,
 }
 
 /// A GatewayClass of our controller.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Class {
+pub(crate) struct GatewayClassFacts {
     /// True if the class has a `parametersRef`, which is not supported.
     pub(crate) has_parameters: bool,
     pub(crate) service_type: Option<String>,
@@ -77,7 +77,7 @@ pub(crate) struct GatewayFacts {
 }
 
 /// Unknown fields. Objects that set them are rejected because their author may rely on them.
-pub(crate) type Rest = BTreeMap<String, Value>;
+pub(crate) type UnknownFields = BTreeMap<String, Value>;
 
 /// The spec of a Gateway.
 #[derive(Debug, Clone, Deserialize)]
@@ -85,16 +85,16 @@ pub(crate) type Rest = BTreeMap<String, Value>;
 pub(crate) struct GatewaySpec {
     pub(crate) gateway_class_name: String,
     #[serde(default)]
-    pub(crate) listeners: Vec<Listener>,
+    pub(crate) listeners: Vec<ListenerSpec>,
     #[serde(default)]
-    pub(crate) addresses: Vec<Address>,
+    pub(crate) addresses: Vec<GatewayAddress>,
     #[serde(default)]
     pub(crate) infrastructure: Infrastructure,
     /// Client certificate validation, and the certificate of the gateway as a client.
     #[serde(default)]
     pub(crate) tls: Option<Value>,
     #[serde(flatten)]
-    pub(crate) rest: Rest,
+    pub(crate) rest: UnknownFields,
 }
 
 /// Labels and annotations of all objects that are created for a gateway.
@@ -108,12 +108,12 @@ pub(crate) struct Infrastructure {
     #[serde(default)]
     pub(crate) parameters_ref: Option<Value>,
     #[serde(flatten)]
-    pub(crate) rest: Rest,
+    pub(crate) rest: UnknownFields,
 }
 
 /// An address that a Gateway requests or has.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(crate) struct Address {
+pub(crate) struct GatewayAddress {
     #[serde(rename = "type", default = "ip_address")]
     pub(crate) kind: String,
     #[serde(default)]
@@ -123,7 +123,7 @@ pub(crate) struct Address {
 /// One listener, as written.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Listener {
+pub(crate) struct ListenerSpec {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) hostname: Option<String>,
@@ -134,7 +134,7 @@ pub(crate) struct Listener {
     #[serde(default)]
     pub(crate) allowed_routes: AllowedRoutes,
     #[serde(flatten)]
-    pub(crate) rest: Rest,
+    pub(crate) rest: UnknownFields,
 }
 
 /// TLS settings of a listener.
@@ -148,7 +148,7 @@ pub(crate) struct ListenerTls {
     #[serde(default)]
     pub(crate) options: BTreeMap<String, String>,
     #[serde(flatten)]
-    pub(crate) rest: Rest,
+    pub(crate) rest: UnknownFields,
 }
 
 /// A reference to a certificate.
@@ -171,7 +171,7 @@ pub(crate) struct AllowedRoutes {
     #[serde(default)]
     pub(crate) kinds: Vec<RouteKindRef>,
     #[serde(flatten)]
-    pub(crate) rest: Rest,
+    pub(crate) rest: UnknownFields,
 }
 
 /// The namespaces of these routes.
@@ -182,7 +182,7 @@ pub(crate) struct AllowedNamespaces {
     #[serde(default)]
     pub(crate) selector: Option<LabelSelector>,
     #[serde(flatten)]
-    pub(crate) rest: Rest,
+    pub(crate) rest: UnknownFields,
 }
 
 /// A kind of routes.
@@ -203,23 +203,23 @@ pub(crate) struct RouteFacts {
     /// The gateways that the route refers to, as written.
     pub(crate) parents: Vec<Value>,
     /// The last valid version of the route.
-    pub(crate) good: Option<Arc<GoodRoute>>,
+    pub(crate) good: Option<Arc<ValidRoute>>,
     /// The reason that the newest version is invalid.
     pub(crate) refusal: Option<String>,
 }
 
 /// A valid route.
 #[derive(Debug, Clone)]
-pub(crate) struct GoodRoute {
+pub(crate) struct ValidRoute {
     pub(crate) parents: Vec<Value>,
     pub(crate) route: GatewayRoute,
     /// References to backends that are not Services. They are not in the rules.
-    pub(crate) strange: Vec<Strange>,
+    pub(crate) unsupported: Vec<UnsupportedBackend>,
 }
 
 /// A backend that is not a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Strange {
+pub(crate) struct UnsupportedBackend {
     /// The index of its rule.
     pub(crate) rule: usize,
     /// The weight of the backend; 0 for mirrors.
@@ -263,14 +263,14 @@ pub(crate) struct GrantTo {
 pub(crate) struct GatewayService {
     pub(crate) is_load_balancer: bool,
     /// The addresses of the load balancer.
-    pub(crate) ingress: Vec<Address>,
+    pub(crate) ingress: Vec<GatewayAddress>,
     /// The cluster IPs.
-    pub(crate) cluster: Vec<Address>,
+    pub(crate) cluster: Vec<GatewayAddress>,
 }
 
-impl Facts {
+impl ClusterFacts {
     /// Returns true if objects of a kind in a namespace may refer to the given object.
-    pub(crate) fn permits_reference(&self, from: (&str, &str), to: (&str, &Id)) -> bool {
+    pub(crate) fn permits_reference(&self, from: (&str, &str), to: (&str, &ObjectId)) -> bool {
         let ((kind, namespace), (to_kind, to)) = (from, to);
         if namespace == to.namespace {
             return true;
@@ -291,21 +291,23 @@ impl Facts {
     }
 
     /// Returns the policy that requires TLS to a service.
-    pub(crate) fn tls_policy(&self, service: &Id) -> Option<&Id> {
+    pub(crate) fn tls_policy(&self, service: &ObjectId) -> Option<&ObjectId> {
         let of_namespace =
             self.encrypted.iter().filter(|(id, _)| id.namespace == service.namespace);
         of_namespace.filter(|(_, names)| names.contains(&service.name)).map(|(id, _)| id).next()
     }
 
     /// Returns the gateways of our classes.
-    pub(crate) fn our_gateways(&self) -> impl Iterator<Item = (&Id, &GatewayFacts, &Class)> {
+    pub(crate) fn our_gateways(
+        &self,
+    ) -> impl Iterator<Item = (&ObjectId, &GatewayFacts, &GatewayClassFacts)> {
         let class = |facts: &GatewayFacts| self.classes.get(&facts.spec.gateway_class_name);
         self.gateways.iter().filter_map(move |(id, facts)| Some((id, facts, class(facts)?)))
     }
 }
 
 /// Returns the first unknown field with a value. `null` and `"None"` count as unset.
-pub(crate) fn first_unknown_field(rest: &Rest) -> Option<&str> {
+pub(crate) fn first_unknown_field(rest: &UnknownFields) -> Option<&str> {
     let says_nothing = |value: &Value| {
         let of = |value: &Value| value.is_null() || *value == "None";
         of(value) || value.pointer("/namespaces/from").is_some_and(of)
@@ -313,7 +315,7 @@ pub(crate) fn first_unknown_field(rest: &Rest) -> Option<&str> {
     rest.iter().find(|(_, value)| !says_nothing(value)).map(|(key, _)| key.as_str())
 }
 
-impl Address {
+impl GatewayAddress {
     /// Creates an address from an IP address.
     pub(crate) fn from_ip(value: &str) -> Self {
         Self { kind: ip_address(), value: value.to_owned() }

@@ -3,12 +3,12 @@
 use leno_model::{HostPattern, TlsRule};
 
 /// The listeners of a port, each with its host name and its rules.
-pub(super) type Listeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
+pub(super) type PortListeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
 
 /// Merges the rules of the listeners of a port. Only the listener with the most specific host name serves a
 /// session: host names that belong to another listener are removed from the rules of this one. Sessions that
 /// match no rule of their listener have no backend.
-pub(super) fn isolate_listeners(listeners: Listeners) -> Vec<TlsRule> {
+pub(super) fn isolate_listeners(listeners: PortListeners) -> Vec<TlsRule> {
     let taken: Vec<HostPattern> = listeners.iter().filter_map(|(name, _)| name.clone()).collect();
     let taker = |name: &HostPattern| {
         let takers = taken.iter().filter(|taker| covers_hostnames(taker, name));

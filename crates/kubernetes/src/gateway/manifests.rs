@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::resolve::DesiredGateway;
 use crate::inject::{
-    STATE, Settings, http_probe, restricted_context, scrape_annotations, sidecar_volumes,
+    InjectionSettings, STATE, http_probe, restricted_context, scrape_annotations, sidecar_volumes,
     token_directory,
 };
 use crate::words::{
@@ -20,7 +20,10 @@ pub(super) fn object_name(account: &str) -> String {
 }
 
 /// Returns all objects of one gateway, in the order in which they are applied.
-pub(super) fn gateway_manifests(desired: &DesiredGateway, settings: &Settings) -> Vec<Value> {
+pub(super) fn gateway_manifests(
+    desired: &DesiredGateway,
+    settings: &InjectionSettings,
+) -> Vec<Value> {
     vec![
         json!({
             "apiVersion": "v1",
@@ -70,7 +73,7 @@ fn gateway_service(desired: &DesiredGateway) -> Value {
     })
 }
 
-fn gateway_deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
+fn gateway_deployment(desired: &DesiredGateway, settings: &InjectionSettings) -> Value {
     let name = object_name(&desired.account);
     let mut labels = merged_labels(desired);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
@@ -122,7 +125,7 @@ fn gateway_deployment(desired: &DesiredGateway, settings: &Settings) -> Value {
     })
 }
 
-fn proxy_container(settings: &Settings) -> Value {
+fn proxy_container(settings: &InjectionSettings) -> Value {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let mut args = json!([
         "gateway",
@@ -258,8 +261,8 @@ mod tests {
         let (image, system) =
             ("leno:test".to_owned(), crate::api::NamespaceName::from_literal("leno-system"));
         let metrics_from = "10.0.0.0/8".parse().ok();
-        let settings = Settings::new(image, system, domain, "ROOTS".to_owned());
-        let settings = Settings { metrics_from, ..settings };
+        let settings = InjectionSettings::new(image, system, domain, "ROOTS".to_owned());
+        let settings = InjectionSettings { metrics_from, ..settings };
         let text = format!("{:#}\n", json!(gateway_manifests(&desired, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
     }

@@ -16,8 +16,8 @@ use tokio::time::{Instant, interval};
 use super::manifests::gateway_manifests;
 use super::resolve::DesiredGateway;
 use crate::api::ApiError;
-use crate::inject::Settings;
-use crate::install::Addressed;
+use crate::inject::InjectionSettings;
+use crate::install::ApiTarget;
 use crate::status::event;
 use crate::words::GATEWAY_PART;
 
@@ -25,22 +25,22 @@ use crate::words::GATEWAY_PART;
 /// plane is the leader. The Gateway owns them, so they are deleted with it. Never returns.
 pub async fn provision_gateways(
     client: Client,
-    settings: watch::Receiver<Settings>,
+    settings: watch::Receiver<InjectionSettings>,
     desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
     leading: watch::Receiver<bool>,
 ) {
-    Maker { client, made: HashMap::new() }.run(settings, desired, leading).await;
+    GatewayProvisioner { client, made: HashMap::new() }.run(settings, desired, leading).await;
 }
 
-struct Maker {
+struct GatewayProvisioner {
     client: Client,
-    made: HashMap<GatewayName, Made>,
+    made: HashMap<GatewayName, ProvisionAttempt>,
 }
 
 /// The last attempt to apply the objects of a gateway.
-struct Made {
+struct ProvisionAttempt {
     desired: DesiredGateway,
-    settings: Settings,
+    settings: InjectionSettings,
     at: Instant,
     /// The number of consecutive attempts with the same desired state.
     times: u32,
@@ -48,10 +48,10 @@ struct Made {
     refused: Option<String>,
 }
 
-impl Maker {
+impl GatewayProvisioner {
     async fn run(
         mut self,
-        mut settings: watch::Receiver<Settings>,
+        mut settings: watch::Receiver<InjectionSettings>,
         mut desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
         mut leading: watch::Receiver<bool>,
     ) {
@@ -84,7 +84,7 @@ impl Maker {
         }
     }
 
-    fn is_due(&self, desired: &DesiredGateway, settings: &Settings) -> bool {
+    fn is_due(&self, desired: &DesiredGateway, settings: &InjectionSettings) -> bool {
         let Some(made) = self.made.get(&desired.name) else { return true };
         // An object was deleted.
         let is_gone = desired.incomplete && !made.desired.incomplete;
@@ -101,36 +101,39 @@ impl Maker {
         !is_same || made.at.elapsed() >= max_wait
     }
 
-    async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &Settings) {
+    async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &InjectionSettings) {
         let mut refused = None;
         for manifest in gateway_manifests(desired, settings) {
-            if let Err(why) = apply_manifest(&self.client, desired, &manifest).await {
-                refused = Some(why);
+            if let Err(cause) = apply_manifest(&self.client, desired, &manifest).await {
+                refused = Some(cause);
                 break;
             }
         }
         let before = self.made.get(&desired.name);
         let known = before.and_then(|made| made.refused.as_ref());
-        let is_same = |made: &Made| {
+        let is_same = |made: &ProvisionAttempt| {
             made.at.elapsed() < WHOLE_AGAIN * 2
                 && made.settings == *settings
                 && DesiredGateway { incomplete: desired.incomplete, ..made.desired.clone() }
                     == *desired
         };
         let times = before.filter(|made| is_same(made)).map_or(0, |made| made.times + 1);
-        if let Some(why) = &refused
-            && known != Some(why)
+        if let Some(cause) = &refused
+            && known != Some(cause)
         {
-            tracing::warn!(gateway = %desired.name, reason = why, "cannot create the objects of a gateway");
-            self.report_error(desired, why).await;
+            tracing::warn!(gateway = %desired.name, reason = cause, "cannot create the objects of a gateway");
+            self.report_error(desired, cause).await;
         }
         let (desired, settings) = (desired.clone(), settings.clone());
         let at = Instant::now();
-        self.made.insert(desired.name.clone(), Made { desired, settings, at, times, refused });
+        self.made.insert(
+            desired.name.clone(),
+            ProvisionAttempt { desired, settings, at, times, refused },
+        );
     }
 
     /// Reports an error as an event of the Gateway.
-    async fn report_error(&self, desired: &DesiredGateway, why: &str) {
+    async fn report_error(&self, desired: &DesiredGateway, cause: &str) {
         let gateway = ObjectReference {
             api_version: Some("gateway.networking.k8s.io/v1".to_owned()),
             kind: Some("Gateway".to_owned()),
@@ -139,7 +142,8 @@ impl Maker {
             uid: Some(desired.uid.clone()),
             ..ObjectReference::default()
         };
-        event::write_warning(&self.client, &gateway, "ProvisioningFailed", "Provision", why).await;
+        event::write_warning(&self.client, &gateway, "ProvisioningFailed", "Provision", cause)
+            .await;
     }
 }
 
@@ -149,8 +153,8 @@ async fn apply_manifest(
     desired: &DesiredGateway,
     manifest: &Value,
 ) -> Result<(), String> {
-    let Addressed { object, name, api } =
-        Addressed::from_manifest(client, manifest).map_err(|error| error.to_string())?;
+    let ApiTarget { object, name, api } =
+        ApiTarget::from_manifest(client, manifest).map_err(|error| error.to_string())?;
     let failed = |error: ApiError| format!("{object}: {error}");
     let mut manifest = manifest.clone();
     // Objects that do not exist are created without force, to leave an object alone that another client creates

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::facts::{
-    Address, Class, Fact, GATEWAY_GROUP, GatewayFacts, GatewayService, GoodRoute, Grant,
-    RouteFacts, Strange,
+    ClusterFact, GATEWAY_GROUP, GatewayAddress, GatewayClassFacts, GatewayFacts, GatewayService,
+    Grant, RouteFacts, UnsupportedBackend, ValidRoute,
 };
 use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
@@ -40,27 +40,27 @@ pub(crate) fn read_fact(
     kind: ServedKind,
     api_version: &str,
     object: &DynamicObject,
-) -> Option<Fact> {
+) -> Option<ClusterFact> {
     if kind.group != GATEWAY_GROUP {
         return None;
     }
     let spec = object.data.get("spec").unwrap_or(&Value::Null);
     let meta = &object.metadata;
     match kind.kind {
-        "GatewayClass" => read_class(meta, spec).map(Fact::Class),
-        "Gateway" => read_gateway(meta, spec).map(|facts| Fact::Gateway(Box::new(facts))),
-        "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(Fact::Grant),
-        "BackendTLSPolicy" => Some(Fact::Encrypted(encrypted_services(spec))),
+        "GatewayClass" => read_class(meta, spec).map(ClusterFact::Class),
+        "Gateway" => read_gateway(meta, spec).map(|facts| ClusterFact::Gateway(Box::new(facts))),
+        "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(ClusterFact::Grant),
+        "BackendTLSPolicy" => Some(ClusterFact::Encrypted(encrypted_services(spec))),
         _ => {
             let facts = read_route(kind.kind, api_version, meta, spec)?;
-            Some(Fact::Route(kind.kind, Box::new(facts)))
+            Some(ClusterFact::Route(kind.kind, Box::new(facts)))
         }
     }
 }
 
-fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<Class> {
+fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<GatewayClassFacts> {
     let is_ours = spec.get("controllerName").is_some_and(|name| name == GATEWAY_CONTROLLER);
-    is_ours.then(|| Class {
+    is_ours.then(|| GatewayClassFacts {
         has_parameters: spec.get("parametersRef").is_some_and(|it| !it.is_null()),
         service_type: service_type(meta),
         generation: generation(meta),
@@ -122,7 +122,7 @@ fn read_route(
         return None;
     }
     let mut spec = spec.clone();
-    let strange = take_strange(&mut spec);
+    let unsupported = take_strange(&mut spec);
     let document = json!({
         "apiVersion": api_version,
         "kind": kind,
@@ -138,11 +138,11 @@ fn read_route(
     };
     Some(match read_gateway_route(&document) {
         Ok(route) => {
-            let good = GoodRoute { parents: parents.clone(), route, strange };
+            let good = ValidRoute { parents: parents.clone(), route, unsupported };
             facts(Some(Arc::new(good)), None)
         }
-        Err(refused) => {
-            let lines = refused.iter().take(REFUSALS_MAX).map(|it| {
+        Err(rejected) => {
+            let lines = rejected.iter().take(REFUSALS_MAX).map(|it| {
                 let field = it.at.field.as_deref().unwrap_or_default();
                 format!("{field}: {}; {}", it.problem, it.hint)
             });
@@ -160,8 +160,8 @@ fn is_gateway_parent(parent: &Value) -> bool {
 }
 
 /// Removes references to backends other than Services from the rules; the remaining backends stay in use.
-fn take_strange(spec: &mut Value) -> Vec<Strange> {
-    let mut strange = Vec::new();
+fn take_strange(spec: &mut Value) -> Vec<UnsupportedBackend> {
+    let mut unsupported = Vec::new();
     let rules = spec.get_mut("rules").and_then(Value::as_array_mut);
     for (index, rule) in rules.into_iter().flatten().enumerate() {
         if let Some(backends) = rule.get_mut("backendRefs").and_then(Value::as_array_mut) {
@@ -169,7 +169,7 @@ fn take_strange(spec: &mut Value) -> Vec<Strange> {
                 let Some(kind) = strange_kind(backend) else { return true };
                 let weight = backend.get("weight").and_then(Value::as_u64).unwrap_or(1);
                 let weight = u32::try_from(weight).unwrap_or(u32::MAX);
-                strange.push(Strange { rule: index, weight, kind });
+                unsupported.push(UnsupportedBackend { rule: index, weight, kind });
                 false
             });
         }
@@ -177,12 +177,12 @@ fn take_strange(spec: &mut Value) -> Vec<Strange> {
             filters.retain(|filter| {
                 let mirrored = filter.pointer("/requestMirror/backendRef");
                 let Some(kind) = mirrored.and_then(strange_kind) else { return true };
-                strange.push(Strange { rule: index, weight: 0, kind });
+                unsupported.push(UnsupportedBackend { rule: index, weight: 0, kind });
                 false
             });
         }
     }
-    strange
+    unsupported
 }
 
 /// Returns the kind of a backend reference that is not a Service.
@@ -197,32 +197,32 @@ fn strange_kind(backend: &Value) -> Option<String> {
 }
 
 /// Converts a Secret into a certificate.
-pub(crate) fn read_certificate(secret: &Secret) -> Fact {
-    Fact::Certificate(super::certificate::read(secret))
+pub(crate) fn read_certificate(secret: &Secret) -> ClusterFact {
+    ClusterFact::Certificate(super::certificate::read(secret))
 }
 
 /// Converts a Deployment of a gateway: true if at least one pod is available.
-pub(crate) fn read_deployment(deployment: &Deployment) -> Fact {
+pub(crate) fn read_deployment(deployment: &Deployment) -> ClusterFact {
     let status = deployment.status.as_ref();
     let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
-    Fact::Deployment(available > 0)
+    ClusterFact::Deployment(available > 0)
 }
 
 /// Converts the Service of a gateway into its addresses.
-pub(crate) fn read_service(service: &Service) -> Fact {
+pub(crate) fn read_service(service: &Service) -> ClusterFact {
     let spec = service.spec.as_ref();
     let is_load_balancer =
         spec.and_then(|spec| spec.type_.as_deref()).is_some_and(|it| it == "LoadBalancer");
     let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
     let ingress = ingress.filter_map(|one| match (&one.ip, &one.hostname) {
-        (Some(ip), _) => Some(Address::from_ip(ip)),
-        (None, Some(name)) => Some(Address::from_hostname(name)),
+        (Some(ip), _) => Some(GatewayAddress::from_ip(ip)),
+        (None, Some(name)) => Some(GatewayAddress::from_hostname(name)),
         (None, None) => None,
     });
     let cluster = spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
-    let cluster = cluster.filter(|ip| *ip != "None").map(|ip| Address::from_ip(ip));
-    Fact::GatewayService(GatewayService {
+    let cluster = cluster.filter(|ip| *ip != "None").map(|ip| GatewayAddress::from_ip(ip));
+    ClusterFact::GatewayService(GatewayService {
         is_load_balancer,
         ingress: ingress.collect(),
         cluster: cluster.collect(),

@@ -6,28 +6,31 @@ use std::net::IpAddr;
 use leno_model::{Gateway, GatewayName, ServiceName, gateway_account};
 use serde_json::Value;
 
-use super::attach::{Attached, RouteHost, attach_route, gateway_of};
-use super::backends::{Led, Lookup, resolve_backends};
+use super::attach::{ListenerAttachment, RouteHost, attach_route, gateway_of};
+use super::backends::{ResolvedRouteRules, ServiceLookup, resolve_backends};
 use super::facts::{
-    Address, Class, Facts, GatewayFacts, Infrastructure, RouteFacts, RouteId, first_unknown_field,
+    ClusterFacts, GatewayAddress, GatewayClassFacts, GatewayFacts, Infrastructure, RouteFacts,
+    RouteId, first_unknown_field,
 };
-use super::listener::{Judged, Reason, secret_of, validate_listeners};
+use super::listener::{ConditionReason, ValidatedListener, secret_of, validate_listeners};
 use super::manifests::{DOMAINS, is_below, object_name};
-use super::said::{GatewaySaid, ListenerSaid, ParentSaid, gateway_awaited, true_condition};
-use super::served::{Carried, compile_ports};
-use crate::source::Id;
-use crate::status::Condition;
+use super::served::{ServedRoute, compile_ports};
+use super::status::{
+    GatewayListenerStatus, GatewayStatus, RouteParentStatus, gateway_awaited, true_condition,
+};
+use crate::source::ObjectId;
+use crate::status::StatusCondition;
 use crate::words::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
 
 /// The result for all gateways.
 #[derive(Default)]
-pub(crate) struct Resolved {
+pub(crate) struct ResolvedGateways {
     pub(crate) gateways: BTreeMap<GatewayName, Gateway>,
-    pub(crate) said: BTreeMap<Id, GatewaySaid>,
+    pub(crate) gateway_statuses: BTreeMap<ObjectId, GatewayStatus>,
     /// The conditions of classes, with their generation.
-    pub(crate) classes: BTreeMap<String, (i64, Vec<Condition>)>,
+    pub(crate) classes: BTreeMap<String, (i64, Vec<StatusCondition>)>,
     /// The statuses of routes, for each gateway that they refer to.
-    pub(crate) parents: BTreeMap<RouteId, Vec<ParentSaid>>,
+    pub(crate) parents: BTreeMap<RouteId, Vec<RouteParentStatus>>,
     /// The services to which gateways route.
     pub(crate) backends: BTreeSet<ServiceName>,
     pub(crate) desired: Vec<DesiredGateway>,
@@ -51,37 +54,37 @@ pub struct DesiredGateway {
 }
 
 /// The previous result, which is kept for gateways with pending Secrets.
-pub(crate) struct Before<'a> {
-    pub(crate) resolved: &'a Resolved,
-    pub(crate) pending: &'a BTreeSet<Id>,
+pub(crate) struct PreviousResult<'a> {
+    pub(crate) resolved: &'a ResolvedGateways,
+    pub(crate) pending: &'a BTreeSet<ObjectId>,
 }
 
 /// One gateway during resolution.
-struct Side<'a> {
-    id: &'a Id,
+struct GatewayResolution<'a> {
+    id: &'a ObjectId,
     /// The name in the mesh, and the account of its proxies; `None` if a part of the name is not a DNS label.
     named: Option<(GatewayName, String)>,
     facts: &'a GatewayFacts,
-    listeners: Vec<Judged<'a>>,
-    refusal: Option<Reason>,
+    listeners: Vec<ValidatedListener<'a>>,
+    refusal: Option<ConditionReason>,
     service_type: &'static str,
     /// The routes of each listener, oldest first.
-    carried: Vec<Carried>,
+    served_routes: Vec<ServedRoute>,
     /// True while Secrets of the gateway have not been read yet.
     is_pending: bool,
 }
 
-impl Side<'_> {
+impl GatewayResolution<'_> {
     /// Returns the name of its Service and its Deployment.
-    fn object_id(&self) -> Id {
+    fn object_id(&self) -> ObjectId {
         let account = self.named.as_ref().map(|(_, account)| account.as_str());
         let name = object_name(account.unwrap_or_default());
-        Id { namespace: self.id.namespace.clone(), name }
+        ObjectId { namespace: self.id.namespace.clone(), name }
     }
 }
 
 /// Returns the Secrets that gateways refer to and may use.
-pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
+pub(crate) fn secrets_of(facts: &ClusterFacts) -> BTreeSet<ObjectId> {
     facts
         .our_gateways()
         .flat_map(|(id, gateway, _)| referenced_secrets(facts, id, gateway))
@@ -90,10 +93,10 @@ pub(crate) fn secrets_of(facts: &Facts) -> BTreeSet<Id> {
 
 /// Returns those of one gateway.
 fn referenced_secrets<'a>(
-    facts: &'a Facts,
-    id: &'a Id,
+    facts: &'a ClusterFacts,
+    id: &'a ObjectId,
     gateway: &'a GatewayFacts,
-) -> impl Iterator<Item = Id> + 'a {
+) -> impl Iterator<Item = ObjectId> + 'a {
     let tls = gateway.spec.listeners.iter().filter_map(|it| it.tls.as_ref());
     let refs = tls.flat_map(|tls| &tls.certificate_refs);
     refs.filter_map(|certificate| secret_of(id, certificate))
@@ -102,12 +105,14 @@ fn referenced_secrets<'a>(
 
 /// Resolves all gateways and routes.
 pub(crate) fn resolve_gateways(
-    facts: &Facts,
-    services: Lookup<'_>,
-    before: &Before<'_>,
-) -> Resolved {
-    let mut sides: BTreeMap<&Id, Side<'_>> = validate_gateways(facts, before.pending);
-    let mut resolved = Resolved { classes: class_conditions(facts), ..Resolved::default() };
+    facts: &ClusterFacts,
+    services: ServiceLookup<'_>,
+    before: &PreviousResult<'_>,
+) -> ResolvedGateways {
+    let mut sides: BTreeMap<&ObjectId, GatewayResolution<'_>> =
+        validate_gateways(facts, before.pending);
+    let mut resolved =
+        ResolvedGateways { classes: class_conditions(facts), ..ResolvedGateways::default() };
     let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
     for (id, route) in routes {
@@ -115,15 +120,23 @@ pub(crate) fn resolve_gateways(
         if !route.parents.iter().chain(good).any(|it| sides.contains_key(&gateway_of(id, it))) {
             continue;
         }
-        let led = route.good.as_deref().map(|good| resolve_backends(facts, services, id, good));
-        let said = attach_to_parents(facts, &mut sides, id, route, led.as_ref(), before.resolved);
-        if !said.is_empty() {
-            resolved.parents.insert(id.clone(), said);
+        let resolved_rules =
+            route.good.as_deref().map(|good| resolve_backends(facts, services, id, good));
+        let statuses = attach_to_parents(
+            facts,
+            &mut sides,
+            id,
+            route,
+            resolved_rules.as_ref(),
+            before.resolved,
+        );
+        if !statuses.is_empty() {
+            resolved.parents.insert(id.clone(), statuses);
         }
     }
     for (id, side) in sides {
         let Some((name, account)) = side.named.clone() else {
-            resolved.said.insert(id.clone(), gateway_status(facts, &side, true));
+            resolved.gateway_statuses.insert(id.clone(), gateway_status(facts, &side, true));
             continue;
         };
         if side.is_pending {
@@ -131,11 +144,13 @@ pub(crate) fn resolve_gateways(
             continue;
         }
         let ports = match side.refusal {
-            None => compile_ports(&name, &side.listeners, side.carried.clone()),
+            None => compile_ports(&name, &side.listeners, side.served_routes.clone()),
             Some(_) => Vec::new(),
         };
         let numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
-        resolved.said.insert(id.clone(), gateway_status(facts, &side, numbers.is_empty()));
+        resolved
+            .gateway_statuses
+            .insert(id.clone(), gateway_status(facts, &side, numbers.is_empty()));
         if !numbers.is_empty() {
             resolved.desired.push(desired_gateway(facts, &side, name.clone(), account, numbers));
         }
@@ -147,14 +162,14 @@ pub(crate) fn resolve_gateways(
     resolved
 }
 
-impl Resolved {
+impl ResolvedGateways {
     /// Marks routes as pending while their gateways are not programmed.
     fn wait_for_gateways(&mut self) {
         for (route, parents) in &mut self.parents {
-            for said in parents {
-                let gateway = self.said.get(&gateway_of(route, &said.parent));
+            for status in parents {
+                let gateway = self.gateway_statuses.get(&gateway_of(route, &status.parent));
                 let is_there = gateway.is_some_and(|it| it.conditions.iter().any(is_programmed));
-                let served = said.conditions.iter_mut().find(|it| !is_there && is_programmed(it));
+                let served = status.conditions.iter_mut().find(|it| !is_there && is_programmed(it));
                 if let Some(served) = served {
                     *served = gateway_awaited();
                 }
@@ -163,9 +178,9 @@ impl Resolved {
     }
 
     /// Keeps the previous result for a gateway, if there is one.
-    fn retain_previous(&mut self, before: &Self, id: &Id, name: GatewayName) {
-        if let Some(said) = before.said.get(id) {
-            self.said.insert(id.clone(), said.clone());
+    fn retain_previous(&mut self, before: &Self, id: &ObjectId, name: GatewayName) {
+        if let Some(status) = before.gateway_statuses.get(id) {
+            self.gateway_statuses.insert(id.clone(), status.clone());
         }
         self.desired.extend(before.desired.iter().find(|desired| desired.name == name).cloned());
         if let Some(gateway) = before.gateways.get(&name) {
@@ -174,22 +189,25 @@ impl Resolved {
     }
 }
 
-fn class_conditions(facts: &Facts) -> BTreeMap<String, (i64, Vec<Condition>)> {
-    let said = facts.classes.iter().map(|(name, class)| {
+fn class_conditions(facts: &ClusterFacts) -> BTreeMap<String, (i64, Vec<StatusCondition>)> {
+    let statuses = facts.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
                 let message =
                     format!("parameters are not supported: use the annotation {}", SERVICE_TYPE);
-                Reason::new("InvalidParameters", message).to_condition("Accepted")
+                ConditionReason::new("InvalidParameters", message).to_condition("Accepted")
             }
             false => true_condition("Accepted", "Accepted", "the GatewayClass is accepted"),
         };
         (name.clone(), (class.generation, vec![accepted]))
     });
-    said.collect()
+    statuses.collect()
 }
 
-fn validate_gateways<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&'a Id, Side<'a>> {
+fn validate_gateways<'a>(
+    facts: &'a ClusterFacts,
+    pending: &BTreeSet<ObjectId>,
+) -> BTreeMap<&'a ObjectId, GatewayResolution<'a>> {
     let mut ours: Vec<_> = facts.our_gateways().collect();
     ours.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
     let mut names = BTreeSet::new();
@@ -209,63 +227,81 @@ fn validate_gateways<'a>(facts: &'a Facts, pending: &BTreeSet<Id>) -> BTreeMap<&
             && !names.insert((&id.namespace, object_name(account)))
         {
             let message = "the name has the same prefix as that of an older Gateway: use another";
-            refusal.get_or_insert(Reason::new("Invalid", message));
+            refusal.get_or_insert(ConditionReason::new("Invalid", message));
         }
         let listeners = validate_listeners(facts, id, &gateway.spec.listeners);
         let service_type = service_type.unwrap_or(LOAD_BALANCER);
-        let carried = Vec::new();
+        let served_routes = Vec::new();
         let is_pending =
             referenced_secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
         let facts = gateway;
-        let side = Side { id, named, facts, listeners, refusal, service_type, carried, is_pending };
+        let side = GatewayResolution {
+            id,
+            named,
+            facts,
+            listeners,
+            refusal,
+            service_type,
+            served_routes,
+            is_pending,
+        };
         sides.insert(id, side);
     }
     sides
 }
 
 /// Returns the reason that a gateway is not accepted, regardless of its listeners.
-fn rejection_reason(id: &Id, gateway: &GatewayFacts, class: &Class) -> Option<Reason> {
+fn rejection_reason(
+    id: &ObjectId,
+    gateway: &GatewayFacts,
+    class: &GatewayClassFacts,
+) -> Option<ConditionReason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
         let message = format!(
             "parametersRef: parameters are not supported; use the annotation {}",
             SERVICE_TYPE
         );
-        return Some(Reason::new("InvalidParameters", message));
+        return Some(ConditionReason::new("InvalidParameters", message));
     }
     if let Some(part) = spec.tls.as_ref().and_then(Value::as_object).and_then(|it| it.keys().next())
     {
         let message =
             format!("spec.tls.{part} is not supported and would not be enforced: remove it");
-        return Some(Reason::new("Invalid", message));
+        return Some(ConditionReason::new("Invalid", message));
     }
     let rests = [("", &spec.rest), ("infrastructure.", &spec.infrastructure.rest)];
     let mut strange =
         rests.into_iter().filter_map(|(at, rest)| Some((at, first_unknown_field(rest)?)));
     if let Some((at, field)) = strange.next() {
         let message = format!("spec.{at}{field} is unknown and would not be enforced: remove it");
-        return Some(Reason::new("Invalid", message));
+        return Some(ConditionReason::new("Invalid", message));
     }
     let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
     let reserved = labels.keys().find(|key| is_below(key, &PREFIXES) || is_below(key, &DOMAINS));
     if let Some(key) = reserved.or_else(|| annotations.keys().find(|key| is_below(key, &PREFIXES)))
     {
         let message = format!("spec.infrastructure: {key} is reserved: remove it");
-        return Some(Reason::new("InvalidParameters", message));
+        return Some(ConditionReason::new("InvalidParameters", message));
     }
-    let unsupported =
-        |it: &&Address| it.kind != "IPAddress" && !(it.kind == "Hostname" && it.value.is_empty());
+    let unsupported = |it: &&GatewayAddress| {
+        it.kind != "IPAddress" && !(it.kind == "Hostname" && it.value.is_empty())
+    };
     if let Some(address) = spec.addresses.iter().find(unsupported) {
         let message =
             format!("addresses of type {} are not supported: use IPAddress", address.kind);
-        return Some(Reason::new("UnsupportedAddress", message));
+        return Some(ConditionReason::new("UnsupportedAddress", message));
     }
     let is_label = id.name.len() <= LABEL_BYTES_MAX;
-    let long = || Reason::new("Invalid", "its name exceeds 63 bytes, the limit of a label");
+    let long =
+        || ConditionReason::new("Invalid", "its name exceeds 63 bytes, the limit of a label");
     (!is_label).then(long)
 }
 
-fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, Reason> {
+fn service_type(
+    gateway: &GatewayFacts,
+    class: &GatewayClassFacts,
+) -> Result<&'static str, ConditionReason> {
     let written = gateway.service_type.as_ref().or(class.service_type.as_ref());
     let Some(written) = written else { return Ok(LOAD_BALANCER) };
     let known = SERVICE_TYPES.iter().find(|known| *known == written);
@@ -275,29 +311,31 @@ fn service_type(gateway: &GatewayFacts, class: &Class) -> Result<&'static str, R
             "{annotation}: {written:?} is not a supported Service type; use {}",
             SERVICE_TYPES.join(" or ")
         );
-        Reason::new("InvalidParameters", message)
+        ConditionReason::new("InvalidParameters", message)
     })
 }
 
 /// Attaches a route to its gateways, and returns the statuses. If the newest version is invalid it is rejected,
 /// and the last valid one stays in use.
 fn attach_to_parents(
-    facts: &Facts,
-    sides: &mut BTreeMap<&Id, Side<'_>>,
+    facts: &ClusterFacts,
+    sides: &mut BTreeMap<&ObjectId, GatewayResolution<'_>>,
     id: &RouteId,
     route: &RouteFacts,
-    led: Option<&Led>,
-    before: &Resolved,
-) -> Vec<ParentSaid> {
-    let resolved = match led {
-        Some(Led { unresolved: Some(reason), .. }) => reason.to_condition("ResolvedRefs"),
+    resolved_rules: Option<&ResolvedRouteRules>,
+    before: &ResolvedGateways,
+) -> Vec<RouteParentStatus> {
+    let resolved = match resolved_rules {
+        Some(ResolvedRouteRules { unresolved: Some(reason), .. }) => {
+            reason.to_condition("ResolvedRefs")
+        }
         Some(_) => true_condition("ResolvedRefs", "ResolvedRefs", "all backends exist"),
         None => {
             let message = "the references of the route have not been checked".to_owned();
-            Condition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
+            StatusCondition { word: "ResolvedRefs", status: "Unknown", reason: "Pending", message }
         }
     };
-    let mut taken: BTreeMap<(Id, usize), Vec<RouteHost>> = BTreeMap::new();
+    let mut taken: BTreeMap<(ObjectId, usize), Vec<RouteHost>> = BTreeMap::new();
     let mut outcomes = Vec::new();
     let serving = route.good.as_deref();
     for parent in serving.map(|good| good.parents.as_slice()).unwrap_or_default() {
@@ -312,27 +350,32 @@ fn attach_to_parents(
         }
         outcomes.push((parent, outcome));
     }
-    if let Some(led) = led {
+    if let Some(resolved_rules) = resolved_rules {
         for ((gateway, index), names) in taken {
             let Some(side) = sides.get_mut(&gateway) else { continue };
-            if let Some(judged) = side.listeners.get_mut(index).filter(|_| route.refusal.is_none())
+            if let Some(validated) =
+                side.listeners.get_mut(index).filter(|_| route.refusal.is_none())
             {
-                judged.attached += 1;
+                validated.attached += 1;
             }
-            side.carried.push(Carried { listener: index, names, rules: led.rules.clone() });
+            side.served_routes.push(ServedRoute {
+                listener: index,
+                names,
+                rules: resolved_rules.rules.clone(),
+            });
         }
     }
     let ours = route.parents.iter().filter_map(|parent| {
         let side = sides.get(&gateway_of(id, parent))?;
         if side.is_pending {
-            let mut said = before.parents.get(id).into_iter().flatten();
-            return said.find(|said| said.parent == *parent).cloned();
+            let mut statuses = before.parents.get(id).into_iter().flatten();
+            return statuses.find(|it| it.parent == *parent).cloned();
         }
         let outcome = outcomes.iter().find(|(it, _)| *it == parent).map(|(_, outcome)| outcome);
         let refusal = route.refusal.as_ref();
         let [accepted, programmed] =
             parent_conditions(sides, &gateway_of(id, parent), refusal, outcome);
-        Some(ParentSaid {
+        Some(RouteParentStatus {
             parent: parent.clone(),
             controller: GATEWAY_CONTROLLER,
             generation: route.generation,
@@ -344,55 +387,64 @@ fn attach_to_parents(
 
 /// Returns the `Accepted` and `Programmed` conditions of a route at a gateway.
 fn parent_conditions(
-    sides: &BTreeMap<&Id, Side<'_>>,
-    gateway: &Id,
+    sides: &BTreeMap<&ObjectId, GatewayResolution<'_>>,
+    gateway: &ObjectId,
     refusal: Option<&String>,
-    outcome: Option<&Result<Vec<Attached>, Reason>>,
-) -> [Condition; 2] {
+    outcome: Option<&Result<Vec<ListenerAttachment>, ConditionReason>>,
+) -> [StatusCondition; 2] {
     let accepted = match (refusal, outcome) {
         (Some(refusal), _) => {
-            Reason::new("UnsupportedValue", refusal.clone()).to_condition("Accepted")
+            ConditionReason::new("UnsupportedValue", refusal.clone()).to_condition("Accepted")
         }
         (None, Some(Err(reason))) => reason.to_condition("Accepted"),
-        (None, Some(Ok(attached))) if !is_any(sides, gateway, attached, Judged::is_accepted) => {
+        (None, Some(Ok(attached)))
+            if !is_any(sides, gateway, attached, ValidatedListener::is_accepted) =>
+        {
             let message = "neither its gateway nor any matching listener is accepted";
-            Reason::new("ListenersNotAccepted", message).to_condition("Accepted")
+            ConditionReason::new("ListenersNotAccepted", message).to_condition("Accepted")
         }
         (None, _) => true_condition("Accepted", "Accepted", "in force"),
     };
     let programmed = match outcome {
-        Some(Ok(attached)) if !is_any(sides, gateway, attached, Judged::is_served) => {
-            Reason::new("Invalid", "no matching listener is programmed").to_condition("Programmed")
+        Some(Ok(attached)) if !is_any(sides, gateway, attached, ValidatedListener::is_served) => {
+            ConditionReason::new("Invalid", "no matching listener is programmed")
+                .to_condition("Programmed")
         }
-        _ => Condition::from_accepted(&accepted, "the route is programmed"),
+        _ => StatusCondition::from_accepted(&accepted, "the route is programmed"),
     };
     [accepted, programmed]
 }
 
-fn is_programmed(condition: &Condition) -> bool {
+fn is_programmed(condition: &StatusCondition) -> bool {
     condition.word == "Programmed" && condition.status == "True"
 }
 
 /// Returns true if a gateway is accepted and any of these listeners passes `test`.
 fn is_any<'a>(
-    sides: &BTreeMap<&Id, Side<'a>>,
-    gateway: &Id,
-    attached: &[Attached],
-    test: fn(&Judged<'a>) -> bool,
+    sides: &BTreeMap<&ObjectId, GatewayResolution<'a>>,
+    gateway: &ObjectId,
+    attached: &[ListenerAttachment],
+    test: fn(&ValidatedListener<'a>) -> bool,
 ) -> bool {
     let side = sides.get(gateway).filter(|side| side.refusal.is_none());
     let mut listeners = attached.iter().filter_map(|(index, _)| side?.listeners.get(*index));
     listeners.any(test)
 }
 
-fn gateway_status(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> GatewaySaid {
+fn gateway_status(
+    facts: &ClusterFacts,
+    side: &GatewayResolution<'_>,
+    serves_nothing: bool,
+) -> GatewayStatus {
     let accepted = match &side.refusal {
         Some(reason) => reason.to_condition("Accepted"),
         None => {
-            let well = side.listeners.iter().filter(|judged| judged.is_accepted()).count();
+            let well = side.listeners.iter().filter(|validated| validated.is_accepted()).count();
             let message = format!("{well} of {} listeners are accepted", side.listeners.len());
             match (well, side.listeners.len()) {
-                (0, _) => Reason::new("ListenersNotValid", message).to_condition("Accepted"),
+                (0, _) => {
+                    ConditionReason::new("ListenersNotValid", message).to_condition("Accepted")
+                }
                 (well, all) if well < all => {
                     true_condition("Accepted", "ListenersNotValid", &message)
                 }
@@ -404,9 +456,12 @@ fn gateway_status(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> Gatew
     let object = side.object_id();
     let runs = facts.deployments.get(&object).copied().unwrap_or_default();
     let obstacle = if serves_nothing {
-        Some(Reason::new("Invalid", "no listener can be served"))
+        Some(ConditionReason::new("Invalid", "no listener can be served"))
     } else if !runs {
-        Some(Reason::new("Pending", format!("no pod of the Deployment {} is ready", object.name)))
+        Some(ConditionReason::new(
+            "Pending",
+            format!("no pod of the Deployment {} is ready", object.name),
+        ))
     } else {
         missing
     };
@@ -415,10 +470,10 @@ fn gateway_status(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> Gatew
         None => true_condition("Programmed", "Programmed", "the gateway is programmed"),
     };
     let listeners = side.listeners.iter();
-    GatewaySaid {
+    GatewayStatus {
         generation: side.facts.generation,
         listeners: listeners
-            .map(|it| ListenerSaid::from_listener(it, obstacle.is_none()))
+            .map(|it| GatewayListenerStatus::from_listener(it, obstacle.is_none()))
             .collect(),
         conditions: vec![accepted, programmed],
         addresses: if serves_nothing { Vec::new() } else { addresses },
@@ -426,21 +481,24 @@ fn gateway_status(facts: &Facts, side: &Side<'_>, serves_nothing: bool) -> Gatew
 }
 
 /// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
-fn gateway_addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Reason>) {
+fn gateway_addresses(
+    facts: &ClusterFacts,
+    side: &GatewayResolution<'_>,
+) -> (Vec<GatewayAddress>, Option<ConditionReason>) {
     let object = side.object_id();
     let gateway_service = facts.gateway_services.get(&object).cloned().unwrap_or_default();
     let mut there = match gateway_service.is_load_balancer {
         true => gateway_service.ingress,
         false => gateway_service.cluster,
     };
-    let wanted: Vec<&Address> =
+    let wanted: Vec<&GatewayAddress> =
         side.facts.spec.addresses.iter().filter(|address| !address.value.is_empty()).collect();
     if !wanted.is_empty() {
         there.retain(|address| wanted.iter().any(|it| is_same(it, address)));
         if there.len() < wanted.len() {
             let message =
                 format!("{} of {} requested addresses can be used", there.len(), wanted.len());
-            return (there, Some(Reason::new("AddressNotUsable", message)));
+            return (there, Some(ConditionReason::new("AddressNotUsable", message)));
         }
     }
     there.truncate(ADDRESSES_MAX);
@@ -450,20 +508,20 @@ fn gateway_addresses(facts: &Facts, side: &Side<'_>) -> (Vec<Address>, Option<Re
              ClusterIP",
             object.name, SERVICE_TYPE
         );
-        Reason::new("AddressNotAssigned", message)
+        ConditionReason::new("AddressNotAssigned", message)
     });
     (there, missing)
 }
 
 /// Compares addresses by value: an IP address has several notations.
-fn is_same(one: &Address, other: &Address) -> bool {
-    let ip = |address: &Address| address.value.parse::<IpAddr>().ok();
+fn is_same(one: &GatewayAddress, other: &GatewayAddress) -> bool {
+    let ip = |address: &GatewayAddress| address.value.parse::<IpAddr>().ok();
     one.value == other.value || ip(one).is_some_and(|one| ip(other) == Some(one))
 }
 
 fn desired_gateway(
-    facts: &Facts,
-    side: &Side<'_>,
+    facts: &ClusterFacts,
+    side: &GatewayResolution<'_>,
     name: GatewayName,
     account: String,
     ports: Vec<u16>,

@@ -4,18 +4,18 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use leno_model::{
-    GatewayListener, GatewayName, GatewayPort, HostPattern, HostRules, RouteKind, RouteName,
-    RouteRule, Serves, TcpRule, TlsRule,
+    GatewayListener, GatewayName, GatewayPort, GatewayPortRules, HostPattern, HostRules, RouteKind,
+    RouteName, RouteRule, TcpRule, TlsRule,
 };
 use leno_registry::GatewayRules;
 
 use super::attach::RouteHost;
-use super::isolated::{Listeners, isolate_listeners};
-use super::listener::{Judged, Speaks};
+use super::isolated::{PortListeners, isolate_listeners};
+use super::listener::{ListenerProtocol, ValidatedListener};
 
 /// A route attached to a listener.
 #[derive(Clone)]
-pub(super) struct Carried {
+pub(super) struct ServedRoute {
     /// The index of the listener.
     pub(super) listener: usize,
     /// The host names for which it is attached.
@@ -26,49 +26,58 @@ pub(super) struct Carried {
 /// Compiles the ports of a gateway. Routes are sorted by age.
 pub(super) fn compile_ports(
     gateway: &GatewayName,
-    listeners: &[Judged<'_>],
-    carried: Vec<Carried>,
+    listeners: &[ValidatedListener<'_>],
+    served_routes: Vec<ServedRoute>,
 ) -> Vec<GatewayPort> {
-    let mut of_listener: BTreeMap<usize, Vec<Carried>> = BTreeMap::new();
-    for one in carried {
+    let mut of_listener: BTreeMap<usize, Vec<ServedRoute>> = BTreeMap::new();
+    for one in served_routes {
         of_listener.entry(one.listener).or_default().push(one);
     }
-    let mut ports: BTreeMap<u16, Serves> = BTreeMap::new();
-    let mut through: BTreeMap<u16, Listeners> = BTreeMap::new();
-    for (index, judged) in listeners.iter().enumerate().filter(|(_, it)| it.is_served()) {
-        let (Some(speaks), Some(name)) = (judged.speaks, judged.name.clone()) else { continue };
+    let mut ports: BTreeMap<u16, GatewayPortRules> = BTreeMap::new();
+    let mut through: BTreeMap<u16, PortListeners> = BTreeMap::new();
+    for (index, validated) in listeners.iter().enumerate().filter(|(_, it)| it.is_served()) {
+        let (Some(speaks), Some(name)) = (validated.speaks, validated.name.clone()) else {
+            continue;
+        };
         let routes = of_listener.remove(&index).unwrap_or_default();
         let listener = |routes| GatewayListener {
             name,
-            hostname: judged.hostname.clone(),
-            certificates: judged.certificates.clone(),
+            hostname: validated.hostname.clone(),
+            certificates: validated.certificates.clone(),
             hosts: group_by_host(routes),
         };
-        let port = judged.listener.port;
+        let port = validated.listener.port;
         match speaks {
-            Speaks::Http => {
-                let serves = ports.entry(port).or_insert_with(|| Serves::Http(Vec::new()));
-                if let Serves::Http(all) = serves {
+            ListenerProtocol::Http => {
+                let serves =
+                    ports.entry(port).or_insert_with(|| GatewayPortRules::Http(Vec::new()));
+                if let GatewayPortRules::Http(all) = serves {
                     all.push(listener(routes));
                 }
             }
-            Speaks::Https => {
-                let serves = ports.entry(port).or_insert_with(|| Serves::Https(Vec::new()));
-                if let Serves::Https(all) = serves {
+            ListenerProtocol::Https => {
+                let serves =
+                    ports.entry(port).or_insert_with(|| GatewayPortRules::Https(Vec::new()));
+                if let GatewayPortRules::Https(all) = serves {
                     all.push(listener(routes));
                 }
             }
-            Speaks::Passthrough => {
-                through.entry(port).or_default().push((judged.hostname.clone(), tls_rules(routes)));
+            ListenerProtocol::Passthrough => {
+                through
+                    .entry(port)
+                    .or_default()
+                    .push((validated.hostname.clone(), tls_rules(routes)));
             }
-            Speaks::Tcp => {
-                ports.insert(port, Serves::Tcp(tcp_rule(gateway, routes)));
+            ListenerProtocol::Tcp => {
+                ports.insert(port, GatewayPortRules::Tcp(tcp_rule(gateway, routes)));
             }
-            Speaks::Terminate => {}
+            ListenerProtocol::Terminate => {}
         }
     }
     ports.extend(
-        through.into_iter().map(|(port, it)| (port, Serves::Passthrough(isolate_listeners(it)))),
+        through
+            .into_iter()
+            .map(|(port, it)| (port, GatewayPortRules::Passthrough(isolate_listeners(it)))),
     );
     ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect()
 }
@@ -76,7 +85,7 @@ pub(super) fn compile_ports(
 /// Groups HTTP rules by host name, as written in the routes. If two host names have the same intersection with
 /// the listener, the more specific one takes precedence. Requests outside the listener's host name never reach
 /// its rules.
-fn group_by_host(routes: Vec<Carried>) -> Vec<HostRules> {
+fn group_by_host(routes: Vec<ServedRoute>) -> Vec<HostRules> {
     let mut hosts: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
     for route in routes {
         let GatewayRules::Requests(rules) = route.rules else { continue };
@@ -89,7 +98,7 @@ fn group_by_host(routes: Vec<Carried>) -> Vec<HostRules> {
 
 /// Returns TLS rules, limited to host names of the listener. The first rule for a host name wins: the one of
 /// the route with the more specific host name, then the one of the older route.
-fn tls_rules(routes: Vec<Carried>) -> Vec<TlsRule> {
+fn tls_rules(routes: Vec<ServedRoute>) -> Vec<TlsRule> {
     let mut rules = Vec::new();
     for route in routes {
         let GatewayRules::Sessions(rule) = route.rules else { continue };
@@ -104,7 +113,7 @@ fn tls_rules(routes: Vec<Carried>) -> Vec<TlsRule> {
 }
 
 /// Returns the TCP rule of the oldest route. Without a route, connections are closed.
-fn tcp_rule(gateway: &GatewayName, routes: Vec<Carried>) -> TcpRule {
+fn tcp_rule(gateway: &GatewayName, routes: Vec<ServedRoute>) -> TcpRule {
     let rule = routes.into_iter().find_map(|route| match route.rules {
         GatewayRules::Connections(rule) => Some(rule),
         _ => None,

@@ -6,24 +6,24 @@ mod routes;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
-use leno_model::{GatewayCertificate, Serves, Service, ServiceName};
+use leno_model::{GatewayCertificate, GatewayPortRules, Service, ServiceName};
 use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
 
-use super::facts::{Class, Fact, GatewayService, RouteId};
+use super::facts::{ClusterFact, GatewayClassFacts, GatewayService, RouteId};
 use super::*;
 use crate::read::ServiceReading;
-use crate::source::Id;
-use crate::status::Condition;
+use crate::source::ObjectId;
+use crate::status::StatusCondition;
 
 /// A cluster with one class, one gateway `infra/edge`, and services `infra/web` and `other/web`.
-struct World {
-    facts: Facts,
+struct ClusterFixture {
+    facts: ClusterFacts,
     services: BTreeMap<ServiceName, Service>,
 }
 
-fn object_id(namespace: &str, name: &str) -> Id {
-    Id { namespace: namespace.to_owned(), name: name.to_owned() }
+fn object_id(namespace: &str, name: &str) -> ObjectId {
+    ObjectId { namespace: namespace.to_owned(), name: name.to_owned() }
 }
 
 fn served_kind(word: &str) -> ServedKind {
@@ -32,18 +32,18 @@ fn served_kind(word: &str) -> ServedKind {
     of_api.find(|it| it.kind == word).unwrap()
 }
 
-impl World {
+impl ClusterFixture {
     /// Creates the cluster with a gateway of these listeners.
     fn new(listeners: Value) -> Self {
-        let mut world = Self { facts: Facts::default(), services: BTreeMap::new() };
-        world.facts.classes.insert("leno".to_owned(), Class::default());
+        let mut fixture = Self { facts: ClusterFacts::default(), services: BTreeMap::new() };
+        fixture.facts.classes.insert("leno".to_owned(), GatewayClassFacts::default());
         for (name, label) in [("infra", "a"), ("other", "b")] {
             let labels = BTreeMap::from([("team".to_owned(), label.to_owned())]);
-            world.facts.namespaces.insert(name.to_owned(), labels);
-            world.add_service(name, "web");
+            fixture.facts.namespaces.insert(name.to_owned(), labels);
+            fixture.add_service(name, "web");
         }
-        world.add_gateway("edge", json!({"listeners": listeners}));
-        world
+        fixture.add_gateway("edge", json!({"listeners": listeners}));
+        fixture
     }
 
     fn add_service(&mut self, namespace: &str, name: &str) {
@@ -72,12 +72,12 @@ impl World {
         .unwrap();
         let id = object_id(namespace, name);
         match read_fact(kind, kind.api_versions[0], &object).unwrap() {
-            Fact::Gateway(gateway) => drop(self.facts.gateways.insert(id, *gateway)),
-            Fact::Route(kind, route) => {
+            ClusterFact::Gateway(gateway) => drop(self.facts.gateways.insert(id, *gateway)),
+            ClusterFact::Route(kind, route) => {
                 self.facts.routes.insert(RouteId { kind, id }, *route);
             }
-            Fact::Grant(grant) => drop(self.facts.grants.insert(id, grant)),
-            Fact::Encrypted(names) => drop(self.facts.encrypted.insert(id, names)),
+            ClusterFact::Grant(grant) => drop(self.facts.grants.insert(id, grant)),
+            ClusterFact::Encrypted(names) => drop(self.facts.encrypted.insert(id, names)),
             _ => panic!(),
         }
     }
@@ -118,18 +118,18 @@ impl World {
     fn run(&mut self) {
         let object = object_id("infra", "leno-gateway-edge");
         self.facts.deployments.insert(object.clone(), true);
-        let ingress = vec![Address::from_ip("192.0.2.7")];
+        let ingress = vec![GatewayAddress::from_ip("192.0.2.7")];
         let gateway_service =
             GatewayService { is_load_balancer: true, ingress, cluster: Vec::new() };
         self.facts.gateway_services.insert(object, gateway_service);
     }
 
-    fn resolve_all(&self) -> Resolved {
-        let (resolved, pending) = (&Resolved::default(), &BTreeSet::new());
+    fn resolve_all(&self) -> ResolvedGateways {
+        let (resolved, pending) = (&ResolvedGateways::default(), &BTreeSet::new());
         resolve_gateways(
             &self.facts,
             &|name| self.services.get(name),
-            &Before { resolved, pending },
+            &PreviousResult { resolved, pending },
         )
     }
 
@@ -145,15 +145,17 @@ impl World {
 }
 
 /// Returns the reason of a condition.
-fn condition_reason(conditions: &[Condition], word: &str) -> &'static str {
+fn condition_reason(conditions: &[StatusCondition], word: &str) -> &'static str {
     conditions.iter().find(|it| it.word == word).unwrap().reason
 }
 
 /// Returns host names and the routes of their rules, at one listener of `infra/edge`.
-fn hosts_at_listener(resolved: &Resolved, listener: &str) -> Vec<(String, Vec<String>)> {
+fn hosts_at_listener(resolved: &ResolvedGateways, listener: &str) -> Vec<(String, Vec<String>)> {
     let gateway = resolved.gateways.values().next().unwrap();
     let all = gateway.ports.iter().flat_map(|port| match &port.serves {
-        Serves::Http(listeners) | Serves::Https(listeners) => listeners.as_slice(),
+        GatewayPortRules::Http(listeners) | GatewayPortRules::Https(listeners) => {
+            listeners.as_slice()
+        }
         _ => &[],
     });
     let found = all.into_iter().find(|it| it.name.as_str() == listener).unwrap();

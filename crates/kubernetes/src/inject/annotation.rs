@@ -12,7 +12,7 @@ pub enum InjectError {
     #[error("{of}: `{key}` is `{value}`; use `enabled` or `disabled`")]
     Switch {
         /// The object that has it.
-        of: Of,
+        of: AnnotatedObject,
         /// Its key.
         key: String,
         /// Its value.
@@ -22,7 +22,7 @@ pub enum InjectError {
     #[error("{of}: `{key}` is a label and an annotation that contradict each other; remove one")]
     Contradiction {
         /// The object that has them.
-        of: Of,
+        of: AnnotatedObject,
         /// Their key.
         key: String,
     },
@@ -30,7 +30,7 @@ pub enum InjectError {
     #[error("{of}: annotation `{key}`: `{value}` is not {expected}")]
     Annotation {
         /// The object that has it.
-        of: Of,
+        of: AnnotatedObject,
         /// Its key.
         key: String,
         /// The invalid part.
@@ -92,14 +92,14 @@ pub enum InjectError {
 
 /// The object with the label or annotation, in order of precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Of {
+pub enum AnnotatedObject {
     /// The pod.
     Pod,
     /// The namespace.
     Namespace,
 }
 
-impl std::fmt::Display for Of {
+impl std::fmt::Display for AnnotatedObject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Pod => "pod",
@@ -137,7 +137,11 @@ pub(super) const RUNTIME_ANNOTATIONS: &[RuntimeAnnotation] = &[
 ];
 
 /// Parses a boolean value as OSM and FSM do: case-insensitively.
-pub(super) fn parse_switch(of: Of, key: &str, value: &str) -> Result<bool, InjectError> {
+pub(super) fn parse_switch(
+    of: AnnotatedObject,
+    key: &str,
+    value: &str,
+) -> Result<bool, InjectError> {
     match (is_enabled(value), is_disabled(value)) {
         (true, _) => Ok(true),
         (_, true) => Ok(false),

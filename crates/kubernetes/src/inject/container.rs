@@ -3,22 +3,22 @@
 use leno_model::ClientRanges;
 use serde_json::{Map, Value, json};
 
-use super::Settings;
+use super::InjectionSettings;
 use super::options::SidecarOptions;
-use super::probe::Probes;
+use super::probe::SidecarProbes;
 use crate::words::{
     HEALTH_PORT, INIT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
     TOKEN_AUD, TOKEN_PATH,
 };
 
 /// The inputs from which a sidecar container is built.
-pub(super) struct Sidecar<'a> {
-    pub(super) settings: &'a Settings,
+pub(super) struct SidecarInputs<'a> {
+    pub(super) settings: &'a InjectionSettings,
     pub(super) options: &'a SidecarOptions,
-    pub(super) probes: &'a Probes,
+    pub(super) probes: &'a SidecarProbes,
 }
 
-impl Sidecar<'_> {
+impl SidecarInputs<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
     pub(super) fn intercept_container(&self) -> Value {
         let (args, context) = if self.settings.by_plugin {

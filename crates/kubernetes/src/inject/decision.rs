@@ -6,25 +6,25 @@
 use leno_model::{Floor, repository_of};
 use serde_json::Value;
 
-use super::annotation::{InjectError, Of, of_pod, parse_switch};
+use super::annotation::{AnnotatedObject, InjectError, of_pod, parse_switch};
 use super::options::wanted_image;
-use super::{Demand, NamespaceFacts, Settings, Skip, is_ours};
+use super::{InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason, is_ours};
 use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
 /// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
 pub(crate) fn decide_injection(
     pod: &Value,
-    demand: Demand<'_>,
+    demand: InjectionTrigger<'_>,
     system_namespace: &str,
-) -> Result<Option<Skip>, InjectError> {
+) -> Result<Option<SkipReason>, InjectError> {
     if let Some(skip) = skip_reason(pod) {
         return Ok(Some(skip));
     }
     let namespace = match demand {
-        Demand::Namespace(facts) => facts,
-        Demand::Person(_) => {
+        InjectionTrigger::Namespace(facts) => facts,
+        InjectionTrigger::User(_) => {
             let word = match spoken_by_pod(pod, None)? {
-                Some(false) => Some(Skip::Disabled),
+                Some(false) => Some(SkipReason::Disabled),
                 Some(true) | None => None,
             };
             return Ok(word);
@@ -38,14 +38,14 @@ pub(crate) fn decide_injection(
         (spoken_by_pod(pod, Some(namespace))?, spoken_by_namespace(namespace)?);
     Ok(match of_pod.or(of_namespace) {
         Some(true) => None,
-        Some(false) => Some(Skip::Disabled),
-        None => Some(Skip::NotAsked),
+        Some(false) => Some(SkipReason::Disabled),
+        None => Some(SkipReason::NotRequested),
     })
 }
 
 /// Returns true if the floor of the mesh requires a sidecar although the pod opts out, because its namespace
 /// has injection.
-pub(super) fn is_required(pod: &Value, demand: Demand<'_>, floor: &Floor) -> bool {
+pub(super) fn is_required(pod: &Value, demand: InjectionTrigger<'_>, floor: &Floor) -> bool {
     let opts_out = || spoken_by_pod(pod, demand.namespace_facts()) == Ok(Some(false));
     let wants = |facts: &NamespaceFacts| spoken_by_namespace(facts) == Ok(Some(true));
     floor.injection_required && demand.namespace_facts().is_some_and(wants) && opts_out()
@@ -55,8 +55,8 @@ pub(super) fn is_required(pod: &Value, demand: Demand<'_>, floor: &Floor) -> boo
 /// mesh requires a sidecar: such a pod would run without one.
 pub(super) fn reject_imitation(
     pod: &Value,
-    demand: Demand<'_>,
-    settings: &Settings,
+    demand: InjectionTrigger<'_>,
+    settings: &InjectionSettings,
 ) -> Result<(), InjectError> {
     let floor =
         settings.floor_in(demand.namespace_facts()).filter(|floor| floor.injection_required);
@@ -134,36 +134,36 @@ pub(super) fn refuse_sidecar_user(pod: &Value) -> Result<(), InjectError> {
 }
 
 /// Returns the reason that no pod of a namespace gets a sidecar, regardless of its settings.
-fn never_in(namespace: &NamespaceFacts, system_namespace: &str) -> Option<Skip> {
+fn never_in(namespace: &NamespaceFacts, system_namespace: &str) -> Option<SkipReason> {
     let name = namespace.name.as_str();
     if SYSTEM_NAMESPACES.contains(&name) || name == system_namespace {
-        return Some(Skip::SystemNamespace);
+        return Some(SkipReason::SystemNamespace);
     }
     let is_ignored =
         PREFIXES.iter().any(|prefix| namespace.labels.contains_key(&format!("{prefix}/ignore")));
-    is_ignored.then_some(Skip::Ignored)
+    is_ignored.then_some(SkipReason::Ignored)
 }
 
-fn skip_reason(pod: &Value) -> Option<Skip> {
+fn skip_reason(pod: &Value) -> Option<SkipReason> {
     let spec = &pod["spec"];
     let containers =
         || ["initContainers", "containers"].into_iter().filter_map(|key| spec[key].as_array());
     if containers().flatten().any(is_ours) {
-        return Some(Skip::Present);
+        return Some(SkipReason::Present);
     }
     let names = || containers().flatten().filter_map(|container| container["name"].as_str());
     for (label, container, mesh) in OTHER_MESHES {
         let labelled = of_pod(pod, "labels", label).is_some();
         if labelled && names().any(|name| name == *container) {
-            return Some(Skip::OtherMesh(mesh));
+            return Some(SkipReason::OtherMesh(mesh));
         }
     }
     if spec["hostNetwork"].as_bool() == Some(true) {
-        return Some(Skip::HostNetwork);
+        return Some(SkipReason::HostNetwork);
     }
     let system = &spec["nodeSelector"]["kubernetes.io/os"];
     let is_windows = spec["os"]["name"] == "windows" || system == "windows";
-    is_windows.then_some(Skip::Windows)
+    is_windows.then_some(SkipReason::Windows)
 }
 
 /// Returns the setting of the pod.
@@ -172,12 +172,12 @@ fn spoken_by_pod(
     namespace: Option<&NamespaceFacts>,
 ) -> Result<Option<bool>, InjectError> {
     let label = of_pod(pod, "labels", INJECTION);
-    let own = own_form(Of::Pod, label, of_pod(pod, "annotations", INJECTION))?;
+    let own = own_form(AnnotatedObject::Pod, label, of_pod(pod, "annotations", INJECTION))?;
     let mut found = own;
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
         let Some(text) = of_pod(pod, "annotations", &key) else { continue };
-        let word = parse_switch(Of::Pod, &key, text)?;
+        let word = parse_switch(AnnotatedObject::Pod, &key, text)?;
         let monitored = namespace.is_some_and(|namespace| is_monitored(namespace, prefix));
         // Opting out of OSM's or FSM's sidecar counts everywhere; opting in only in a namespace that it
         // monitors.
@@ -191,13 +191,13 @@ fn spoken_by_pod(
 fn spoken_by_namespace(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectError> {
     let label = namespace.labels.get(INJECTION).map(String::as_str);
     let annotation = namespace.annotations.get(INJECTION).map(String::as_str);
-    let mut found = own_form(Of::Namespace, label, annotation)?;
+    let mut found = own_form(AnnotatedObject::Namespace, label, annotation)?;
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
         if let (true, Some(text)) =
             (is_monitored(namespace, prefix), namespace.annotations.get(&key))
         {
-            let word = parse_switch(Of::Namespace, &key, text)?;
+            let word = parse_switch(AnnotatedObject::Namespace, &key, text)?;
             found = found.or(Some(word));
         }
     }
@@ -205,7 +205,7 @@ fn spoken_by_namespace(namespace: &NamespaceFacts) -> Result<Option<bool>, Injec
 }
 
 fn own_form(
-    of: Of,
+    of: AnnotatedObject,
     label: Option<&str>,
     annotation: Option<&str>,
 ) -> Result<Option<bool>, InjectError> {
@@ -242,15 +242,18 @@ mod tests {
     use leno_model::{Name, TrustDomain};
     use serde_json::json;
 
-    use super::super::{Outcome, inject_sidecar};
+    use super::super::{InjectionOutcome, inject_sidecar};
     use super::*;
     use crate::api::NamespaceName;
 
-    fn settings_with_floor(floor: Floor) -> Settings {
+    fn settings_with_floor(floor: Floor) -> InjectionSettings {
         let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let system = NamespaceName::from_literal("leno-system");
         let image = "registry.example/leno:1".to_owned();
-        Settings { floor, ..Settings::new(image, system, trust_domain, String::new()) }
+        InjectionSettings {
+            floor,
+            ..InjectionSettings::new(image, system, trust_domain, String::new())
+        }
     }
 
     fn required_images(images: &[&str]) -> Floor {
@@ -269,9 +272,9 @@ mod tests {
 
     /// Returns `None` if the pod is unchanged because it has a sidecar, or the reason for rejection.
     fn floor_verdict(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> Option<String> {
-        match inject_sidecar(pod, Demand::Namespace(facts), &settings_with_floor(floor)) {
+        match inject_sidecar(pod, InjectionTrigger::Namespace(facts), &settings_with_floor(floor)) {
             Ok(outcome) => {
-                assert_eq!(outcome, Outcome::Skipped(Skip::Present));
+                assert_eq!(outcome, InjectionOutcome::Skipped(SkipReason::Present));
                 None
             }
             Err(error) => Some(error.to_string()),
@@ -312,9 +315,9 @@ mod tests {
             )
         };
         let idle = pod("busybox:1");
-        let why = floor_verdict(&idle, &on(), required_images(&[])).unwrap();
+        let reason = floor_verdict(&idle, &on(), required_images(&[])).unwrap();
         assert_eq!(
-            why,
+            reason,
             "container leno-proxy (spec.containers[1].image) has the name of the sidecar and runs \
              busybox:1, which is not a sidecar image, and spec.floor.injection of the MeshConfig \
              requires a sidecar; remove the container, and the pod gets a sidecar, or add the \
@@ -347,8 +350,8 @@ mod tests {
         let facts = shop_namespace(&[("leno.dev/injection", "enabled")]);
         let pod =
             pod_with_containers(json!([{"name": "leno-init", "image": "registry.example/leno:1"}]));
-        let why = floor_verdict(&pod, &facts, required_images(&[])).unwrap();
-        assert!(why.contains("no container leno-proxy"), "{why}");
+        let reason = floor_verdict(&pod, &facts, required_images(&[])).unwrap();
+        assert!(reason.contains("no container leno-proxy"), "{reason}");
         assert_eq!(floor_verdict(&pod, &facts, Floor::default()), None);
     }
 

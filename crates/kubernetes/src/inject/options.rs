@@ -9,9 +9,10 @@ use leno_model::Upgrades;
 use serde_json::{Value, json};
 
 use super::annotation::{
-    InjectError, Of, RUNTIME_ANNOTATIONS, RuntimeAnnotation, of_pod, parse_switch, split_list,
+    AnnotatedObject, InjectError, RUNTIME_ANNOTATIONS, RuntimeAnnotation, of_pod, parse_switch,
+    split_list,
 };
-use super::{AddressRange, NamespaceFacts, Settings};
+use super::{AddressRange, InjectionSettings, NamespaceFacts};
 use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_read};
 
 /// Traffic that bypasses the sidecar.
@@ -79,9 +80,9 @@ impl SidecarOptions {
     pub(super) fn read(
         pod: &Value,
         namespace: Option<&NamespaceFacts>,
-        settings: &Settings,
+        settings: &InjectionSettings,
     ) -> Result<Self, InjectError> {
-        let written = Written { pod, namespace };
+        let written = AnnotationSources { pod, namespace };
         written.validate_admission()?;
         let floor = settings.floor_in(namespace);
         let mut overruled = Vec::new();
@@ -120,30 +121,31 @@ pub(super) fn wanted_image<'a>(
     pod: &'a Value,
     namespace: Option<&'a NamespaceFacts>,
 ) -> Result<Option<&'a str>, InjectError> {
-    Written { pod, namespace }.read_image()
+    AnnotationSources { pod, namespace }.read_image()
 }
 
 /// The sources of annotations.
-struct Written<'a> {
+struct AnnotationSources<'a> {
     pod: &'a Value,
     namespace: Option<&'a NamespaceFacts>,
 }
 
-impl<'a> Written<'a> {
+impl<'a> AnnotationSources<'a> {
     /// Returns all annotations of a name, in order of precedence.
-    fn annotations_named(&self, name: &str) -> Vec<(Of, String, &'a str)> {
+    fn annotations_named(&self, name: &str) -> Vec<(AnnotatedObject, String, &'a str)> {
         debug_assert!(is_read(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
-        let of_pod = keys()
-            .filter_map(|key| of_pod(self.pod, "annotations", &key).map(|it| (Of::Pod, key, it)));
+        let of_pod = keys().filter_map(|key| {
+            of_pod(self.pod, "annotations", &key).map(|it| (AnnotatedObject::Pod, key, it))
+        });
         let of_namespace = keys().filter_map(|key| {
             let text = self.namespace?.annotations.get(&key)?;
-            Some((Of::Namespace, key, text.as_str()))
+            Some((AnnotatedObject::Namespace, key, text.as_str()))
         });
         of_pod.chain(of_namespace).collect()
     }
 
-    fn first_annotation(&self, name: &str) -> Option<(Of, String, &'a str)> {
+    fn first_annotation(&self, name: &str) -> Option<(AnnotatedObject, String, &'a str)> {
         self.annotations_named(name).into_iter().next()
     }
 
@@ -201,7 +203,7 @@ impl<'a> Written<'a> {
     }
 
     /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
-    fn read_resources(&self, settings: &Settings) -> Result<Resources, InjectError> {
+    fn read_resources(&self, settings: &InjectionSettings) -> Result<Resources, InjectError> {
         let mut resources = settings.resources.clone();
         let mut wished = [BTreeMap::new(), BTreeMap::new()];
         for (which, kind) in ["requests", "limits"].into_iter().enumerate() {
@@ -247,9 +249,10 @@ impl<'a> Written<'a> {
     }
 
     /// Returns an annotation that is supported only with our own prefix, by its full key.
-    fn own_annotation(&self, key: &str) -> Option<(Of, &'a str)> {
-        let of_namespace = || Some((Of::Namespace, self.namespace?.annotations.get(key)?.as_str()));
-        let of_pod = of_pod(self.pod, "annotations", key).map(|text| (Of::Pod, text));
+    fn own_annotation(&self, key: &str) -> Option<(AnnotatedObject, &'a str)> {
+        let of_namespace =
+            || Some((AnnotatedObject::Namespace, self.namespace?.annotations.get(key)?.as_str()));
+        let of_pod = of_pod(self.pod, "annotations", key).map(|text| (AnnotatedObject::Pod, text));
         of_pod.or_else(of_namespace)
     }
 
@@ -270,7 +273,12 @@ impl<'a> Written<'a> {
         for RuntimeAnnotation { key, is_right, expected } in RUNTIME_ANNOTATIONS {
             match of_pod(self.pod, "annotations", key) {
                 Some(text) if !is_right(text) => {
-                    return Err(invalid_value(Of::Pod, (*key).to_owned(), text, expected));
+                    return Err(invalid_value(
+                        AnnotatedObject::Pod,
+                        (*key).to_owned(),
+                        text,
+                        expected,
+                    ));
                 }
                 Some(_) | None => {}
             }
@@ -321,7 +329,12 @@ impl<'a> Written<'a> {
     }
 }
 
-fn invalid_value(of: Of, key: String, value: &str, expected: &'static str) -> InjectError {
+fn invalid_value(
+    of: AnnotatedObject,
+    key: String,
+    value: &str,
+    expected: &'static str,
+) -> InjectError {
     InjectError::Annotation { of, key, value: value.to_owned(), expected }
 }
 

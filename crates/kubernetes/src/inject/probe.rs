@@ -6,12 +6,12 @@ use crate::words::HEALTH_PORT;
 
 /// The probes that the sidecar of a pod performs, and warnings about those that it cannot.
 #[derive(Debug, Default)]
-pub(super) struct Probes {
+pub(super) struct SidecarProbes {
     by_container: Map<String, Value>,
     warnings: Vec<String>,
 }
 
-impl Probes {
+impl SidecarProbes {
     /// Redirects the probes of a container to the sidecar. Exec probes and probes of another host are
     /// unchanged.
     pub(super) fn take_over(&mut self, container: &mut Value) {
@@ -29,7 +29,7 @@ impl Probes {
                     taken.insert((*kind).to_owned(), made);
                 }
                 Ok(None) => {}
-                Err(NoPort(port)) => self.warnings.push(format!(
+                Err(UnknownPort(port)) => self.warnings.push(format!(
                     "container {name}: {key} has the port {port}, which the container does not name; it \
                      will fail"
                 )),
@@ -65,10 +65,13 @@ impl Probes {
 }
 
 /// A named port that the container does not have.
-struct NoPort(Value);
+struct UnknownPort(Value);
 
 /// Returns the probe for the sidecar, or `None` if the kubelet keeps it.
-fn made_by_sidecar(probe: &Map<String, Value>, ports: &Value) -> Result<Option<Value>, NoPort> {
+fn made_by_sidecar(
+    probe: &Map<String, Value>,
+    ports: &Value,
+) -> Result<Option<Value>, UnknownPort> {
     let timeout = probe.get("timeoutSeconds").and_then(Value::as_u64).unwrap_or(1);
     let with = |what: &str, action: Value| {
         let mut made = Map::new();
@@ -116,13 +119,13 @@ fn redirect_probe(probe: &mut Map<String, Value>, path: &str) {
 }
 
 /// Resolves a port by number, by its name in the container, or by a number in a string, in the kubelet's order.
-fn resolve_port(port: &Value, ports: &Value) -> Result<u64, NoPort> {
+fn resolve_port(port: &Value, ports: &Value) -> Result<u64, UnknownPort> {
     let Some(name) = port.as_str() else {
-        return port.as_u64().ok_or_else(|| NoPort(port.clone()));
+        return port.as_u64().ok_or_else(|| UnknownPort(port.clone()));
     };
     let named = ports.as_array().into_iter().flatten().find(|it| it["name"] == name);
     let number = named.and_then(|it| it["containerPort"].as_u64());
-    number.or_else(|| name.parse().ok()).ok_or_else(|| NoPort(port.clone()))
+    number.or_else(|| name.parse().ok()).ok_or_else(|| UnknownPort(port.clone()))
 }
 
 /// The kinds in paths and `LENO_PROBES`; containers append `Probe`.

@@ -4,24 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Demand, InjectError, NamespaceFacts, Outcome, Settings, Skip, inject_sidecar};
+use super::{
+    InjectError, InjectionOutcome, InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason,
+    inject_sidecar,
+};
 
 /// The outcome for a manifest.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Injected {
+pub struct InjectedManifest {
     /// The manifest, with sidecars.
     pub manifest: Value,
     /// For each object with a pod template: its kind and name, and the outcome.
-    pub reported: Vec<(String, Annotated)>,
+    pub reported: Vec<(String, TemplateOutcome)>,
 }
 
 /// The outcome for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Annotated {
+pub enum TemplateOutcome {
     /// Its pods have sidecars, with warnings.
     Injected(Vec<String>),
     /// The object is unchanged.
-    Skipped(Skip),
+    Skipped(SkipReason),
 }
 
 /// Returns the namespaces of the objects with pod templates, with an empty text for objects without one.
@@ -41,17 +44,17 @@ pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
 pub fn inject_manifest(
     mut manifest: Value,
     namespaces: &BTreeMap<String, NamespaceFacts>,
-    settings: &Settings,
-) -> Result<Injected, (String, InjectError)> {
+    settings: &InjectionSettings,
+) -> Result<InjectedManifest, (String, InjectError)> {
     let mut reported = Vec::new();
     visit(&mut manifest, (namespaces, settings), &mut reported)?;
-    Ok(Injected { manifest, reported })
+    Ok(InjectedManifest { manifest, reported })
 }
 
 fn visit(
     object: &mut Value,
-    known: (&BTreeMap<String, NamespaceFacts>, &Settings),
-    reported: &mut Vec<(String, Annotated)>,
+    known: (&BTreeMap<String, NamespaceFacts>, &InjectionSettings),
+    reported: &mut Vec<(String, TemplateOutcome)>,
 ) -> Result<(), (String, InjectError)> {
     if is_list(object) {
         for item in object["items"].as_array_mut().into_iter().flatten() {
@@ -61,18 +64,18 @@ fn visit(
     }
     let Some((kind, pointer)) = pods_of(object) else { return Ok(()) };
     let (namespaces, settings) = known;
-    let demand = Demand::Person(namespaces.get(namespace_of(object)));
+    let demand = InjectionTrigger::User(namespaces.get(namespace_of(object)));
     let name = format!("{kind} {}", object["metadata"]["name"].as_str().unwrap_or_default());
     let template = object.pointer_mut(pointer).filter(|it| it["spec"]["containers"].is_array());
     let Some(template) = template else {
         return Err((name.clone(), InjectError::NoPod(name)));
     };
     match inject_sidecar(template, demand, settings).map_err(|error| (name.clone(), error))? {
-        Outcome::Injected { pod, warnings } => {
+        InjectionOutcome::Injected { pod, warnings } => {
             *template = pod;
-            reported.push((name, Annotated::Injected(warnings)));
+            reported.push((name, TemplateOutcome::Injected(warnings)));
         }
-        Outcome::Skipped(skip) => reported.push((name, Annotated::Skipped(skip))),
+        InjectionOutcome::Skipped(skip) => reported.push((name, TemplateOutcome::Skipped(skip))),
     }
     Ok(())
 }

@@ -17,9 +17,9 @@ fn with_a_network_plugin_no_container_has_privileges() {
         "spec": {"containers": [{"name": "app"}]},
     });
     for by_plugin in [true, false] {
-        let settings = Settings { by_plugin, ..test_settings() };
-        let outcome = inject_sidecar(&pod, Demand::Person(None), &settings).unwrap();
-        let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
+        let settings = InjectionSettings { by_plugin, ..test_settings() };
+        let outcome = inject_sidecar(&pod, InjectionTrigger::User(None), &settings).unwrap();
+        let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
         let reported = &pod["metadata"]["annotations"]["leno.dev/redirect"];
         if by_plugin {
@@ -34,10 +34,10 @@ fn with_a_network_plugin_no_container_has_privileges() {
     }
 }
 
-fn test_settings() -> Settings {
+fn test_settings() -> InjectionSettings {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let roots = "-----BEGIN CERTIFICATE-----\nroots\n-----END CERTIFICATE-----\n".to_owned();
-    Settings::new(
+    InjectionSettings::new(
         "leno:test".to_owned(),
         NamespaceName::from_literal("leno-system"),
         trust_domain,
@@ -67,17 +67,17 @@ fn pod_with_metadata(labels: &str, annotations: &str) -> Value {
 
 /// Returns `yes`, or the reason for no sidecar.
 fn injection_verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
-    match inject_sidecar(pod, Demand::Namespace(namespace), &test_settings()) {
-        Ok(Outcome::Injected { .. }) => "yes".to_owned(),
-        Ok(Outcome::Skipped(skip)) => format!("{skip:?}"),
+    match inject_sidecar(pod, InjectionTrigger::Namespace(namespace), &test_settings()) {
+        Ok(InjectionOutcome::Injected { .. }) => "yes".to_owned(),
+        Ok(InjectionOutcome::Skipped(skip)) => format!("{skip:?}"),
         Err(error) => error.to_string(),
     }
 }
 
-fn inject_pod(pod: &Value, settings: &Settings) -> (Value, Vec<String>) {
-    match inject_sidecar(pod, Demand::Person(None), settings).unwrap() {
-        Outcome::Injected { pod, warnings } => (pod, warnings),
-        Outcome::Skipped(skip) => panic!("{skip}"),
+fn inject_pod(pod: &Value, settings: &InjectionSettings) -> (Value, Vec<String>) {
+    match inject_sidecar(pod, InjectionTrigger::User(None), settings).unwrap() {
+        InjectionOutcome::Injected { pod, warnings } => (pod, warnings),
+        InjectionOutcome::Skipped(skip) => panic!("{skip}"),
     }
 }
 
@@ -187,10 +187,10 @@ fn who_never_gets_one() {
 #[test]
 fn nobody_gets_two() {
     for native_sidecars in [true, false] {
-        let settings = Settings { native_sidecars, ..test_settings() };
+        let settings = InjectionSettings { native_sidecars, ..test_settings() };
         let (once, _) = inject_pod(&pod_with_metadata("", ""), &settings);
-        let again = inject_sidecar(&once, Demand::Person(None), &settings);
-        assert_eq!(again, Ok(Outcome::Skipped(Skip::Present)));
+        let again = inject_sidecar(&once, InjectionTrigger::User(None), &settings);
+        assert_eq!(again, Ok(InjectionOutcome::Skipped(SkipReason::Present)));
     }
 }
 
@@ -229,7 +229,7 @@ fn a_pod_with_a_native_sidecar() {
 
 #[test]
 fn a_pod_with_a_classic_sidecar() {
-    let settings = Settings { native_sidecars: false, ..test_settings() };
+    let settings = InjectionSettings { native_sidecars: false, ..test_settings() };
     let mut pod = pod_with_metadata("", "");
     pod["spec"]["initContainers"] = json!([{"name": "first"}]);
     let (after, _) = inject_pod(&pod, &settings);
@@ -364,7 +364,9 @@ fn annotations_that_cannot_be_read_are_refused() {
         let (key, value) = annotation.split_once('=').unwrap();
         let mut pod = pod_with_metadata("", "");
         pod["metadata"]["annotations"][key] = json!(value);
-        inject_sidecar(&pod, Demand::Person(None), &test_settings()).unwrap_err().to_string()
+        inject_sidecar(&pod, InjectionTrigger::User(None), &test_settings())
+            .unwrap_err()
+            .to_string()
     };
     let reported: Vec<String> = [
         "leno.dev/outbound-port-exclusion-list=80,http",
@@ -404,10 +406,10 @@ fn a_sidecar_is_never_of_an_image_that_another_mesh_names() {
         let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
         match inject_sidecar(
             &pod_with_metadata("", pod_says),
-            Demand::Namespace(&facts),
+            InjectionTrigger::Namespace(&facts),
             &test_settings(),
         ) {
-            Ok(Outcome::Injected { pod, .. }) => {
+            Ok(InjectionOutcome::Injected { pod, .. }) => {
                 let image = |index: usize| pod["spec"]["initContainers"][index]["image"].clone();
                 assert_eq!(image(0), image(1));
                 image(1).as_str().unwrap().to_owned()
@@ -427,10 +429,10 @@ fn storage_is_the_ephemeral_one_that_containers_have() {
         let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
         match inject_sidecar(
             &pod_with_metadata("", pod_says),
-            Demand::Namespace(&facts),
+            InjectionTrigger::Namespace(&facts),
             &test_settings(),
         ) {
-            Ok(Outcome::Injected { pod, .. }) => {
+            Ok(InjectionOutcome::Injected { pod, .. }) => {
                 pod["spec"]["initContainers"][1]["resources"].clone()
             }
             other => panic!("{other:?}"),
@@ -457,11 +459,14 @@ fn storage_is_the_ephemeral_one_that_containers_have() {
 fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
     let wanted =
         namespace_facts("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
-    let annotations =
-        |pod: &Value| match inject_sidecar(pod, Demand::Namespace(&wanted), &test_settings()) {
-            Ok(Outcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
-            other => panic!("{other:?}"),
-        };
+    let annotations = |pod: &Value| match inject_sidecar(
+        pod,
+        InjectionTrigger::Namespace(&wanted),
+        &test_settings(),
+    ) {
+        Ok(InjectionOutcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
+        other => panic!("{other:?}"),
+    };
     let added = annotations(&pod_with_metadata("", ""));
     assert_eq!(added["prometheus.io/port"], "15020");
     let own = annotations(&pod_with_metadata("", "prometheus.io/scrape=true"));
@@ -471,11 +476,14 @@ fn annotations_of_prometheus_are_added_where_metrics_are_wanted() {
 
 #[test]
 fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
-    let arguments = |annotations: &str, settings: &Settings| {
+    let arguments = |annotations: &str, settings: &InjectionSettings| {
         let wanted = namespace_facts("leno.dev/injection=enabled", annotations);
-        let outcome =
-            inject_sidecar(&pod_with_metadata("", ""), Demand::Namespace(&wanted), settings)?;
-        let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
+        let outcome = inject_sidecar(
+            &pod_with_metadata("", ""),
+            InjectionTrigger::Namespace(&wanted),
+            settings,
+        )?;
+        let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let arguments = pod["spec"]["initContainers"][1]["args"].as_array().unwrap().clone();
         let opens = |it: &Value| {
             let it = it.as_str()?;
@@ -484,7 +492,7 @@ fn metrics_and_upgrades_are_open_where_an_annotation_says_so() {
         };
         Ok(arguments.iter().filter_map(opens).collect::<Vec<String>>())
     };
-    let narrow = Settings { metrics_from: "10.0.0.0/8".parse().ok(), ..test_settings() };
+    let narrow = InjectionSettings { metrics_from: "10.0.0.0/8".parse().ok(), ..test_settings() };
     for (annotations, open, of_narrow) in [
         ("", vec![], vec![]),
         ("leno.dev/metrics=disabled", vec![], vec![]),
@@ -522,7 +530,7 @@ fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
     ] {
         let outcome = inject_sidecar(
             &pod_with_metadata("", annotation),
-            Demand::Namespace(&wanted),
+            InjectionTrigger::Namespace(&wanted),
             &test_settings(),
         );
         let error = outcome.unwrap_err().to_string();
@@ -531,14 +539,22 @@ fn a_wrong_value_of_any_annotation_of_a_pod_is_rejected() {
     }
     for good in ["leno.dev/default-policy=dry-run", "leno.dev/mtls=permissive", "leno.dev/weight=7"]
     {
-        inject_sidecar(&pod_with_metadata("", good), Demand::Namespace(&wanted), &test_settings())
-            .unwrap();
+        inject_sidecar(
+            &pod_with_metadata("", good),
+            InjectionTrigger::Namespace(&wanted),
+            &test_settings(),
+        )
+        .unwrap();
     }
     // The previous values stay in force in the namespace: new pods start.
     let wrong = "leno.dev/default-policy=Deny leno.dev/mtls=yes";
     let wanted = namespace_facts("leno.dev/injection=enabled", wrong);
-    inject_sidecar(&pod_with_metadata("", ""), Demand::Namespace(&wanted), &test_settings())
-        .unwrap();
+    inject_sidecar(
+        &pod_with_metadata("", ""),
+        InjectionTrigger::Namespace(&wanted),
+        &test_settings(),
+    )
+    .unwrap();
 }
 
 fn to_strings(texts: &[&str]) -> Vec<String> {
@@ -551,8 +567,8 @@ fn the_sidecar_tells_the_metrics_of_an_application_that_says_where_they_are() {
     let reported = |annotations: &str| {
         let annotations = format!("prometheus.io/scrape=true {annotations}");
         let pod = pod_with_metadata("", &annotations);
-        let Ok(Outcome::Injected { pod, .. }) =
-            inject_sidecar(&pod, Demand::Namespace(&wanted), &test_settings())
+        let Ok(InjectionOutcome::Injected { pod, .. }) =
+            inject_sidecar(&pod, InjectionTrigger::Namespace(&wanted), &test_settings())
         else {
             panic!("{annotations}")
         };
@@ -592,7 +608,7 @@ fn manifests_of_every_kind_get_sidecars() {
          "spec": {"containers": []}},
         {"kind": "Service", "metadata": {"name": "d"}},
     ]});
-    let Injected { manifest, reported } =
+    let InjectedManifest { manifest, reported } =
         inject_manifest(manifest, &BTreeMap::new(), &test_settings()).unwrap();
     let reported: Vec<String> =
         reported.iter().map(|(name, reported)| format!("{name}: {reported:?}")).collect();
@@ -631,7 +647,8 @@ fn annotations_of_namespaces_count_for_manifests() {
         namespace_facts("leno.dev/injection=disabled", &annotation)
     };
     let known = [("shop".to_owned(), of("25")), (String::new(), of("26"))].into();
-    let Injected { manifest, .. } = inject_manifest(manifest, &known, &test_settings()).unwrap();
+    let InjectedManifest { manifest, .. } =
+        inject_manifest(manifest, &known, &test_settings()).unwrap();
     let args = |index: usize| {
         let spec = &manifest["items"][index]["spec"]["template"]["spec"];
         spec["initContainers"][0]["args"].clone()
@@ -644,10 +661,10 @@ fn annotations_of_namespaces_count_for_manifests() {
 /// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
 /// warnings.
 fn under_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
-    let settings = Settings { floor, ..test_settings() };
-    match inject_sidecar(pod, Demand::Namespace(facts), &settings).unwrap() {
-        Outcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
-        Outcome::Skipped(skip) => (format!("{skip:?}"), 0),
+    let settings = InjectionSettings { floor, ..test_settings() };
+    match inject_sidecar(pod, InjectionTrigger::Namespace(facts), &settings).unwrap() {
+        InjectionOutcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
+        InjectionOutcome::Skipped(skip) => (format!("{skip:?}"), 0),
     }
 }
 
@@ -694,18 +711,20 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
             let annotation = format!("{prefix}/{list}");
             for (of_pod, of_namespace) in [(&*annotation, ""), ("", &*annotation)] {
                 let facts = namespace_facts("leno.dev/injection=enabled", of_namespace);
-                for (refused, options) in [(false, 1), (true, 0)] {
-                    let floor = Floor { exclusions_forbidden: refused, ..Floor::default() };
-                    let settings = Settings { floor, ..test_settings() };
+                for (rejected, options) in [(false, 1), (true, 0)] {
+                    let floor = Floor { exclusions_forbidden: rejected, ..Floor::default() };
+                    let settings = InjectionSettings { floor, ..test_settings() };
                     let outcome = inject_sidecar(
                         &pod_with_metadata("", of_pod),
-                        Demand::Namespace(&facts),
+                        InjectionTrigger::Namespace(&facts),
                         &settings,
                     );
-                    let Outcome::Injected { pod, warnings } = outcome.unwrap() else { panic!() };
+                    let InjectionOutcome::Injected { pod, warnings } = outcome.unwrap() else {
+                        panic!()
+                    };
                     let args = &pod["spec"]["initContainers"][0]["args"];
                     assert_eq!(args.as_array().unwrap().len(), 1 + options, "{annotation}: {args}");
-                    assert_eq!(warnings.len(), usize::from(refused), "{annotation}");
+                    assert_eq!(warnings.len(), usize::from(rejected), "{annotation}");
                 }
             }
         }
@@ -713,7 +732,7 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
     // The operator's exclusions for all pods are kept.
     let exclusions = Exclusions { outbound_ports: [26].into(), ..Exclusions::default() };
     let floor = Floor { exclusions_forbidden: true, ..Floor::default() };
-    let settings = Settings { floor, exclusions, ..test_settings() };
+    let settings = InjectionSettings { floor, exclusions, ..test_settings() };
     let pod = pod_with_metadata("", "leno.dev/outbound-port-exclusion-list=25");
     let (pod, warnings) = inject_pod(&pod, &settings);
     let args = &pod["spec"]["initContainers"][0]["args"];
@@ -725,7 +744,7 @@ fn annotations_exclude_nothing_where_the_floor_refuses_it() {
 fn sidecars_have_images_that_the_floor_permits() {
     let images = |text: &str| [text.to_owned()].into();
     let floor = Floor { sidecar_images: images("mirror.example/leno"), ..Floor::default() };
-    let settings = Settings { floor, ..test_settings() };
+    let settings = InjectionSettings { floor, ..test_settings() };
     for (wanted, found, warned) in [
         ("mirror.example/leno:0.2", "mirror.example/leno:0.2", 0),
         ("evil.example/leno:0.2", "leno:test", 1),
@@ -755,10 +774,10 @@ fn look_ups_go_to_the_sidecar_where_an_annotation_says_so() {
         let facts = namespace_facts("leno.dev/injection=enabled", namespace_says);
         match inject_sidecar(
             &pod_with_metadata("", pod_says),
-            Demand::Namespace(&facts),
+            InjectionTrigger::Namespace(&facts),
             &test_settings(),
         ) {
-            Ok(Outcome::Injected { pod, .. }) => {
+            Ok(InjectionOutcome::Injected { pod, .. }) => {
                 let has = |index: usize| {
                     let args = pod["spec"]["initContainers"][index]["args"].as_array().unwrap();
                     args.contains(&json!("--dns"))
@@ -791,9 +810,10 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
     };
     let option = "--exclude-interfaces=eth1,net0";
     for by_plugin in [true, false] {
-        let settings = Settings { by_plugin, ..test_settings() };
-        let outcome = inject_sidecar(&pod("eth1, net0"), Demand::Person(None), &settings).unwrap();
-        let Outcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
+        let settings = InjectionSettings { by_plugin, ..test_settings() };
+        let outcome =
+            inject_sidecar(&pod("eth1, net0"), InjectionTrigger::User(None), &settings).unwrap();
+        let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         if by_plugin {
             assert_eq!(pod["metadata"]["annotations"]["leno.dev/redirect"], option);
         } else {
@@ -801,10 +821,13 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
             assert_eq!(*args, json!(["redirect", option]));
         }
     }
-    let refused =
-        inject_sidecar(&pod("a-name-that-is-too-long"), Demand::Person(None), &test_settings());
+    let rejected = inject_sidecar(
+        &pod("a-name-that-is-too-long"),
+        InjectionTrigger::User(None),
+        &test_settings(),
+    );
     assert_eq!(
-        refused.unwrap_err().to_string(),
+        rejected.unwrap_err().to_string(),
         "pod: annotation `flomesh.io/network-interface-exclusion-list`: `a-name-that-is-too-long` is \
          not the name of a network interface; use one such as eth1"
     );

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata, kinds, namespaced_metadata};
+use super::{InstallOptions, cluster_metadata, kinds, namespaced_metadata};
 use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
 use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
 /// Returns the account, its permissions in the cluster, and those in its own namespace.
-pub(super) fn access_objects(options: &Options) -> Vec<Value> {
+pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
     let account = json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -105,7 +105,7 @@ fn cluster_permissions() -> Value {
 
 /// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. They
 /// exist as long as the Job.
-pub(super) fn retraction_objects(options: &Options) -> Vec<Value> {
+pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
     let own: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let edge = [&ROUTES[..], &["gatewayclasses", "gateways"]].concat();

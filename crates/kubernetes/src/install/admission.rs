@@ -5,13 +5,13 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata};
+use super::{InstallOptions, cluster_metadata};
 use crate::inject::SYSTEM_NAMESPACES;
 use crate::webhook::{INJECTOR, MUTATE_PATH};
 use crate::words::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
 
 /// Returns the configuration, with one webhook for each way to request a sidecar.
-pub(super) fn webhook_configuration(options: &Options) -> Value {
+pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
     let mut never = SYSTEM_NAMESPACES.to_vec();
     never.push(&options.namespace);
     let mut namespaces = vec![selector_requirement("kubernetes.io/metadata.name", "NotIn", &never)];
@@ -54,7 +54,12 @@ pub(super) fn webhook_configuration(options: &Options) -> Value {
 }
 
 /// Returns a webhook without a `caBundle`, which the control plane writes.
-fn webhook_entry(name: &str, options: &Options, namespaces: Vec<Value>, pods: Vec<Value>) -> Value {
+fn webhook_entry(
+    name: &str,
+    options: &InstallOptions,
+    namespaces: Vec<Value>,
+    pods: Vec<Value>,
+) -> Value {
     json!({
         "name": format!("{name}.{INJECTOR}"),
         "admissionReviewVersions": ["v1"],

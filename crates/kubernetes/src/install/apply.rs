@@ -20,7 +20,7 @@ use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
 
 /// The result for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct InstallStep {
     /// Kind and name of the object.
     pub object: String,
     /// The action: `applied`, `removed`, `exists already`, `is not there`.
@@ -87,27 +87,27 @@ impl InstallError {
 pub async fn apply_manifests(
     client: &Client,
     manifests: &[Value],
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     for manifest in manifests {
-        let Addressed { object, name, api } = Addressed::from_manifest(client, manifest)?;
+        let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, manifest)?;
         if is_of_another_mesh(client, manifest, &name).await? {
-            reported(Step { object, done: "exists already" });
+            reported(InstallStep { object, done: "exists already" });
             continue;
         }
         let applied = api.patch(&name, &parameters, &Patch::Apply(manifest)).await;
         if applied.as_ref().is_err_and(|error| error.status_code() == Some(NOT_FOUND))
             && let Some(done) = left_out(manifest)
         {
-            reported(Step { object, done });
+            reported(InstallStep { object, done });
             continue;
         }
         applied.map_err(|error| InstallError::from_api_error("apply", &object, error))?;
         if manifest["kind"] == "CustomResourceDefinition" {
             wait_for_kind(client, &name).await?;
         }
-        reported(Step { object, done: "applied" });
+        reported(InstallStep { object, done: "applied" });
     }
     Ok(())
 }
@@ -283,14 +283,14 @@ async fn poll_until(
 }
 
 /// The object of a manifest, as addressed in the API server.
-pub(crate) struct Addressed {
+pub(crate) struct ApiTarget {
     /// Kind and name, for messages.
     pub(crate) object: String,
     pub(crate) name: ObjectName,
     pub(crate) api: ObjectApi<DynamicObject>,
 }
 
-impl Addressed {
+impl ApiTarget {
     /// # Errors
     /// When the manifest has a name that is invalid in an API path.
     pub(crate) fn from_manifest(client: &Client, manifest: &Value) -> Result<Self, InstallError> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata, common_labels};
+use super::{InstallOptions, cluster_metadata, common_labels};
 use crate::words::CNI;
 
 /// The CNI directories of a node.
@@ -22,7 +22,7 @@ impl Default for NodeNetwork {
 }
 
 /// Returns its namespace, its permissions, and its DaemonSet.
-pub(super) fn cni_objects(options: &Options, network: &NodeNetwork) -> Vec<Value> {
+pub(super) fn cni_objects(options: &InstallOptions, network: &NodeNetwork) -> Vec<Value> {
     let subject = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
     let role = |kind: &str| json!({"apiGroup": RBAC, "kind": kind, "name": CNI});
     let rbac = format!("{RBAC}/v1");
@@ -77,7 +77,7 @@ fn cni_metadata() -> Value {
     metadata
 }
 
-fn daemon_set(options: &Options, network: &NodeNetwork) -> Value {
+fn daemon_set(options: &InstallOptions, network: &NodeNetwork) -> Value {
     let mut pod_labels = common_labels();
     pod_labels.insert("app.kubernetes.io/name".to_owned(), CNI.into());
     let from_node = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});

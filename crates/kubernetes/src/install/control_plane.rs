@@ -3,14 +3,14 @@
 use leno_model::Name;
 use serde_json::{Value, json};
 
-use super::{Options, cluster_metadata, common_labels, namespaced_metadata, pod_selector};
+use super::{InstallOptions, cluster_metadata, common_labels, namespaced_metadata, pod_selector};
 use crate::words::{
     CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, KEYS_CONFIG_MAP, PAGE_PORT, PROXY_UID,
     WEBHOOK_PORT,
 };
 
 /// Returns the namespace, which allows only pods without privileges.
-pub(super) fn control_namespace(options: &Options) -> Value {
+pub(super) fn control_namespace(options: &InstallOptions) -> Value {
     let mut metadata = cluster_metadata(&options.namespace);
     for mode in ["enforce", "audit", "warn"] {
         metadata["labels"][format!("pod-security.kubernetes.io/{mode}")] = json!("restricted");
@@ -19,7 +19,7 @@ pub(super) fn control_namespace(options: &Options) -> Value {
 }
 
 /// Returns Services, the Deployment, and its PodDisruptionBudget.
-pub(super) fn control_plane_objects(options: &Options) -> Vec<Value> {
+pub(super) fn control_plane_objects(options: &InstallOptions) -> Vec<Value> {
     let disruption = json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -43,7 +43,7 @@ pub(super) fn control_plane_objects(options: &Options) -> Vec<Value> {
     objects
 }
 
-fn control_service(options: &Options) -> Value {
+fn control_service(options: &InstallOptions) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
@@ -60,7 +60,7 @@ fn control_service(options: &Options) -> Value {
 
 /// Returns the headless Service by which control planes discover each other, including those that are not
 /// ready.
-fn peer_service(options: &Options) -> Value {
+fn peer_service(options: &InstallOptions) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Service",
@@ -77,7 +77,7 @@ fn peer_service(options: &Options) -> Value {
 }
 
 /// Returns the volumes and volume mounts of a control plane.
-fn volumes_and_mounts(options: &Options) -> (Vec<Value>, Vec<Value>) {
+fn volumes_and_mounts(options: &InstallOptions) -> (Vec<Value>, Vec<Value>) {
     let mut volumes = vec![
         json!({"name": "state", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}),
         json!({"name": "keys", "configMap": {"name": KEYS_CONFIG_MAP, "optional": true}}),
@@ -97,7 +97,7 @@ fn volumes_and_mounts(options: &Options) -> (Vec<Value>, Vec<Value>) {
     (volumes, mounts)
 }
 
-fn control_deployment(options: &Options) -> Value {
+fn control_deployment(options: &InstallOptions) -> Value {
     let mut metadata_here = namespaced_metadata(CONTROL, options);
     if !options.network_policies {
         metadata_here["annotations"] = json!({NETWORK_POLICIES: "false"});
@@ -156,7 +156,7 @@ fn control_deployment(options: &Options) -> Value {
     })
 }
 
-fn control_container(options: &Options, mounts: Vec<Value>) -> Value {
+fn control_container(options: &InstallOptions, mounts: Vec<Value>) -> Value {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let probe = |path: &str, period: u32| {
         json!({
@@ -200,7 +200,7 @@ fn control_container(options: &Options, mounts: Vec<Value>) -> Value {
     })
 }
 
-fn container_arguments(options: &Options) -> Vec<String> {
+fn container_arguments(options: &InstallOptions) -> Vec<String> {
     let mut args = [
         "control",
         "--kubernetes",

@@ -20,7 +20,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use self::objects::Differences;
+use self::objects::ManifestDifferences;
 use super::apply::try_injection;
 use super::kinds::{crd_name, plurals};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName, server_date, server_version};
@@ -29,48 +29,49 @@ use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
 
 /// An examined subject, with its finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Examined {
+pub struct ExaminedSubject {
     /// The examined subject.
     pub subject: &'static str,
     /// The finding.
-    pub finding: Finding,
+    pub finding: ExamineResult,
 }
 
 /// The result of an examination.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Finding {
+pub enum ExamineResult {
     /// Healthy, with details.
     Passed(String),
     /// Working, but degraded.
-    Warning(Trouble),
+    Warning(ExamineProblem),
     /// Not working.
-    Failed(Trouble),
+    Failed(ExamineProblem),
 }
 
 /// A problem and its solution.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub struct ExamineProblem {
     /// The problem.
     pub problem: String,
     /// The proposed solution.
     pub hint: String,
 }
 
-impl Finding {
+impl ExamineResult {
     fn odd(problem: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Warning(Trouble { problem: problem.into(), hint: hint.into() })
+        Self::Warning(ExamineProblem { problem: problem.into(), hint: hint.into() })
     }
 
     fn wrong(problem: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Failed(Trouble { problem: problem.into(), hint: hint.into() })
+        Self::Failed(ExamineProblem { problem: problem.into(), hint: hint.into() })
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for ExamineResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Passed(text) => f.write_str(text),
-            Self::Warning(Trouble { problem, hint }) | Self::Failed(Trouble { problem, hint }) => {
+            Self::Warning(ExamineProblem { problem, hint })
+            | Self::Failed(ExamineProblem { problem, hint }) => {
                 write!(f, "{problem}; {hint}")
             }
         }
@@ -84,7 +85,7 @@ impl fmt::Display for Finding {
 pub async fn examine_all(
     client: &Client,
     namespace: Option<&NamespaceName>,
-) -> Result<Vec<Examined>, ApiError> {
+) -> Result<Vec<ExaminedSubject>, ApiError> {
     let mut all = Vec::new();
     Box::pin(examine_each(client, namespace, |examined| all.push(examined))).await?;
     Ok(all)
@@ -98,9 +99,9 @@ pub async fn examine_all(
 pub async fn examine_each(
     client: &Client,
     namespace: Option<&NamespaceName>,
-    report: impl FnMut(Examined),
+    report: impl FnMut(ExaminedSubject),
 ) -> Result<(), ApiError> {
-    let mut steps = Steps { report, end: Instant::now() + ALL_MAX };
+    let mut steps = DeadlineSteps { report, end: Instant::now() + ALL_MAX };
     let version = steps.with_timeout(server_version(client)).await;
     let version = version.unwrap_or_else(|| Err(ApiError::Client(NO_ANSWER.to_owned())))?;
     steps.report("version of the API server", of_version(&version.major, &version.minor));
@@ -125,7 +126,7 @@ pub async fn examine_each(
         Some(Ok(desired)) => desired,
         Some(Err(error)) => {
             let read = "run it as a user with read permission";
-            let finding = Finding::odd(format!("cannot be checked: {error}"), read);
+            let finding = ExamineResult::odd(format!("cannot be checked: {error}"), read);
             steps.report(OBJECTS, finding);
             Vec::new()
         }
@@ -154,17 +155,17 @@ pub async fn examine_each(
 }
 
 /// Steps with a deadline each, and one for all of them.
-struct Steps<F> {
+struct DeadlineSteps<F> {
     report: F,
     end: Instant,
 }
 
-impl<F: FnMut(Examined)> Steps<F> {
-    fn report(&mut self, subject: &'static str, finding: Finding) {
-        (self.report)(Examined { subject, finding });
+impl<F: FnMut(ExaminedSubject)> DeadlineSteps<F> {
+    fn report(&mut self, subject: &'static str, finding: ExamineResult) {
+        (self.report)(ExaminedSubject { subject, finding });
     }
 
-    async fn run_step(&mut self, subject: &'static str, look: impl Future<Output = Finding>) {
+    async fn run_step(&mut self, subject: &'static str, look: impl Future<Output = ExamineResult>) {
         let finding = self.with_timeout(look).await.unwrap_or_else(timeout_finding);
         self.report(subject, finding);
     }
@@ -177,19 +178,20 @@ impl<F: FnMut(Examined)> Steps<F> {
 }
 
 /// Returns the finding of a step without a response in time.
-fn timeout_finding() -> Finding {
-    Finding::wrong(NO_ANSWER, "check `kubectl get --raw /readyz`, and run this again")
+fn timeout_finding() -> ExamineResult {
+    ExamineResult::wrong(NO_ANSWER, "check `kubectl get --raw /readyz`, and run this again")
 }
 
-fn of_version(major: &str, minor: &str) -> Finding {
+fn of_version(major: &str, minor: &str) -> ExamineResult {
     let shown = format!("{major}.{minor}");
     let number: u32 = minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
     match has_native_sidecars(major, minor) {
-        true => Finding::Passed(format!("{shown}, with native sidecars")),
-        false if number < MINOR_MIN => {
-            Finding::wrong(format!("{shown} is too old"), format!("use 1.{MINOR_MIN} or newer"))
-        }
-        false => Finding::odd(
+        true => ExamineResult::Passed(format!("{shown}, with native sidecars")),
+        false if number < MINOR_MIN => ExamineResult::wrong(
+            format!("{shown} is too old"),
+            format!("use 1.{MINOR_MIN} or newer"),
+        ),
+        false => ExamineResult::odd(
             format!(
                 "{shown} has no native sidecars: Jobs do not complete by themselves, and init \
                  containers bypass the mesh"
@@ -200,7 +202,7 @@ fn of_version(major: &str, minor: &str) -> Finding {
 }
 
 /// Checks node versions: kubelets may be older than the API server, and kernels too old for redirection.
-async fn check_nodes(client: &Client) -> Finding {
+async fn check_nodes(client: &Client) -> ExamineResult {
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
     let nodes = match nodes.list(&ListParams::default().limit(NODES_MAX)).await {
         Ok(nodes) => nodes.items,
@@ -221,13 +223,13 @@ async fn check_nodes(client: &Client) -> Finding {
         (!has_native_sidecars(major, minor)).then_some(version)
     });
     match (kernels.as_slice(), kubelets.as_slice()) {
-        ([], []) => Finding::Passed(format!("{}, all with native sidecars", nodes.len())),
-        ([], old) => Finding::odd(
+        ([], []) => ExamineResult::Passed(format!("{}, all with native sidecars", nodes.len())),
+        ([], old) => ExamineResult::odd(
             format!("no native sidecars on {}", summarize_names(old)),
             "upgrade their kubelets to 1.29 or newer",
         ),
         // Distributions backport features to kernels with old version numbers.
-        (kernels, _) => Finding::odd(
+        (kernels, _) => ExamineResult::odd(
             format!(
                 "kernels of {} may not support redirection to sidecars",
                 summarize_names(kernels)
@@ -248,7 +250,7 @@ fn is_old_kernel(version: &str) -> bool {
 }
 
 /// Checks the clock skew: certificates and tokens have validity periods.
-async fn check_clocks(client: &Client) -> Finding {
+async fn check_clocks(client: &Client) -> ExamineResult {
     let date = match server_date(client).await {
         Ok(date) => date,
         Err(error) => return unreadable_finding(&error),
@@ -261,12 +263,12 @@ async fn check_clocks(client: &Client) -> Finding {
     }
 }
 
-fn skew_finding(between: Duration) -> Finding {
+fn skew_finding(between: Duration) -> ExamineResult {
     match between {
         skew if skew <= SKEW_MAX => {
-            Finding::Passed("of this machine and the API server agree".to_owned())
+            ExamineResult::Passed("of this machine and the API server agree".to_owned())
         }
-        skew => Finding::wrong(
+        skew => ExamineResult::wrong(
             format!(
                 "the API server's and this machine's differ by {} s: certificates may be expired \
                  or not yet valid",
@@ -277,8 +279,8 @@ fn skew_finding(between: Duration) -> Finding {
     }
 }
 
-fn missing_time_finding() -> Finding {
-    Finding::odd(
+fn missing_time_finding() -> ExamineResult {
+    ExamineResult::odd(
         "the API server does not report its time",
         "compare the clocks of the nodes yourself",
     )
@@ -293,7 +295,7 @@ fn seconds_of_date(text: &str) -> Option<Duration> {
     u64::try_from(date.assume_utc().unix_timestamp()).ok().map(Duration::from_secs)
 }
 
-async fn check_kinds(client: &Client) -> Finding {
+async fn check_kinds(client: &Client) -> ExamineResult {
     let definitions: ObjectApi<CustomResourceDefinition> =
         ObjectApi::for_all_namespaces(client.clone());
     let mut absent = Vec::new();
@@ -309,14 +311,16 @@ async fn check_kinds(client: &Client) -> Finding {
         }
     }
     match absent.as_slice() {
-        [] => Finding::Passed("all of leno.dev are installed".to_owned()),
-        absent => Finding::wrong(format!("{} are not installed", absent.join(", ")), INSTALL_AGAIN),
+        [] => ExamineResult::Passed("all of leno.dev are installed".to_owned()),
+        absent => {
+            ExamineResult::wrong(format!("{} are not installed", absent.join(", ")), INSTALL_AGAIN)
+        }
     }
 }
 
 /// Compares the entries of the webhook with those of the installation, and creates a pod with a sidecar request
 /// as a dry run. The dry run alone is not enough: the pod matches only one of the entries.
-async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> Finding {
+async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> ExamineResult {
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
     let found = match configurations.get_opt(&INJECTOR_NAME).await {
@@ -325,23 +329,25 @@ async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> F
     };
     let log = "see the log of the control plane";
     match trust_state(found.as_ref()) {
-        TrustState::Absent => Finding::wrong(
+        TrustState::Absent => ExamineResult::wrong(
             format!("there is no {INJECTOR}, so pods get no sidecars"),
             INSTALL_AGAIN,
         ),
-        TrustState::Untrusted => Finding::wrong("the webhook configuration has no CA bundle", log),
+        TrustState::Untrusted => {
+            ExamineResult::wrong("the webhook configuration has no CA bundle", log)
+        }
         TrustState::Trusted => {
-            let Differences { lacks, more } = compare_entries(desired, found.as_ref());
+            let ManifestDifferences { lacks, more } = compare_entries(desired, found.as_ref());
             let differing = |fields: &[String]| format!("{INJECTOR}: {}", summarize_names(fields));
             if let [_, ..] = lacks.as_slice() {
                 let problem = format!("{}: pods may get no sidecars", differing(&lacks));
-                return Finding::wrong(problem, INSTALL_AGAIN);
+                return ExamineResult::wrong(problem, INSTALL_AGAIN);
             }
             match try_injection(client).await {
-                Ok(()) if !more.is_empty() => Finding::odd(differing(&more), INSTALL_AGAIN),
+                Ok(()) if !more.is_empty() => ExamineResult::odd(differing(&more), INSTALL_AGAIN),
                 Ok(()) => certificates::check_bundle(found.as_ref(), now),
-                Err(why) => Finding::wrong(
-                    format!("pods that request sidecars are not created: {why}"),
+                Err(reason) => ExamineResult::wrong(
+                    format!("pods that request sidecars are not created: {reason}"),
                     log,
                 ),
             }
@@ -350,10 +356,16 @@ async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> F
 }
 
 /// Returns the differences between the entries of the webhook and those of the installation.
-fn compare_entries(desired: &[Value], found: Option<&MutatingWebhookConfiguration>) -> Differences {
+fn compare_entries(
+    desired: &[Value],
+    found: Option<&MutatingWebhookConfiguration>,
+) -> ManifestDifferences {
     let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
-    let Some((manifest, found)) = manifest.zip(found) else { return Differences::default() };
-    let mut all = Differences::between(manifest, &serde_json::to_value(found).unwrap_or_default());
+    let Some((manifest, found)) = manifest.zip(found) else {
+        return ManifestDifferences::default();
+    };
+    let mut all =
+        ManifestDifferences::between(manifest, &serde_json::to_value(found).unwrap_or_default());
     // No manifest has match conditions. They exclude pods from injection.
     let conditional = found.webhooks.iter().flatten().filter(|webhook| {
         webhook.match_conditions.as_ref().is_some_and(|conditions| !conditions.is_empty())
@@ -371,8 +383,11 @@ fn summarize_names(names: &[String]) -> String {
     }
 }
 
-fn unreadable_finding(error: &ApiError) -> Finding {
-    Finding::odd(format!("cannot be checked: {error}"), "run it as a user with read permission")
+fn unreadable_finding(error: &ApiError) -> ExamineResult {
+    ExamineResult::odd(
+        format!("cannot be checked: {error}"),
+        "run it as a user with read permission",
+    )
 }
 
 /// The maximum time of one step. A client may retry a rejected request for minutes.
@@ -399,16 +414,16 @@ mod tests {
 
     #[test]
     fn entries_that_the_webhook_lacks_are_reported() {
-        use crate::install::{Options, installation_manifests};
+        use crate::install::{InstallOptions, installation_manifests};
 
         let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-        let desired = installation_manifests(&Options::new("leno:test".to_owned(), domain));
+        let desired = installation_manifests(&InstallOptions::new("leno:test".to_owned(), domain));
         let manifest = desired.iter().find(|it| it["kind"] == "MutatingWebhookConfiguration");
         let read = |value: &Value| -> MutatingWebhookConfiguration {
             serde_json::from_value(value.clone()).unwrap()
         };
         let mut found = manifest.unwrap().clone();
-        assert_eq!(compare_entries(&desired, Some(&read(&found))), Differences::default());
+        assert_eq!(compare_entries(&desired, Some(&read(&found))), ManifestDifferences::default());
         let conditions = serde_json::json!([{"name": "a", "expression": "false"}]);
         found["webhooks"][1]["matchConditions"] = conditions;
         let more = ["webhooks[pod.sidecar-injector.leno.dev].matchConditions are set"];
@@ -421,13 +436,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_step_without_an_answer_ends_and_is_reported() {
         let (begin, mut found) = (Instant::now(), Vec::new());
-        let report =
-            |examined: Examined| found.push((examined.subject, examined.finding, begin.elapsed()));
-        let mut steps = Steps { report, end: begin + ALL_MAX };
+        let report = |examined: ExaminedSubject| {
+            found.push((examined.subject, examined.finding, begin.elapsed()))
+        };
+        let mut steps = DeadlineSteps { report, end: begin + ALL_MAX };
         for subject in ["a", "b", "c", "d", "e"] {
             steps.run_step(subject, std::future::pending()).await;
         }
-        steps.run_step("f", async { Finding::Passed("at once".to_owned()) }).await;
+        steps.run_step("f", async { ExamineResult::Passed("at once".to_owned()) }).await;
         assert!(
             found.iter().take(5).all(|(_, finding, _)| *finding == timeout_finding()),
             "{found:?}"
@@ -441,9 +457,9 @@ mod tests {
     #[test]
     fn versions_are_reported_apart() {
         let verdict = |minor: &str| match of_version("1", minor) {
-            Finding::Passed(_) => "well",
-            Finding::Warning(_) => "odd",
-            Finding::Failed(_) => "wrong",
+            ExamineResult::Passed(_) => "well",
+            ExamineResult::Warning(_) => "odd",
+            ExamineResult::Failed(_) => "wrong",
         };
         let found = ["34+", "29", "28", "27", "26"].map(verdict);
         assert_eq!(found, ["well", "well", "odd", "odd", "wrong"]);
@@ -472,7 +488,7 @@ mod tests {
 
     #[test]
     fn clocks_that_are_far_apart_are_reported() {
-        assert!(matches!(skew_finding(Duration::from_secs(5)), Finding::Passed(_)));
-        assert!(matches!(skew_finding(Duration::from_secs(500)), Finding::Failed(_)));
+        assert!(matches!(skew_finding(Duration::from_secs(5)), ExamineResult::Passed(_)));
+        assert!(matches!(skew_finding(Duration::from_secs(500)), ExamineResult::Failed(_)));
     }
 }

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::access::{self, RETRACTION};
-use super::{Options, PART_OF, PART_OF_LABEL};
+use super::{InstallOptions, PART_OF, PART_OF_LABEL};
 use crate::words::PROXY_UID;
 
 /// Returns the objects of a chart in addition to [`manifests`](super::manifests): a Job that runs `leno
 /// uninstall --statuses-only` after Helm has deleted the release, its account, and its permissions. They exist
 /// only during the hook. A failed Job stays, with its log, until the next `helm uninstall`.
 #[must_use]
-pub fn uninstall_hook(options: &Options) -> Vec<Value> {
+pub fn uninstall_hook(options: &InstallOptions) -> Vec<Value> {
     let mut objects = access::retraction_objects(options);
     objects.push(retraction_job(options));
     for object in &mut objects {
@@ -25,7 +25,7 @@ pub fn uninstall_hook(options: &Options) -> Vec<Value> {
     objects
 }
 
-fn retraction_job(options: &Options) -> Value {
+fn retraction_job(options: &InstallOptions) -> Value {
     // Labels other than those of the control plane: its Services select by them, and the Job waits until those
     // pods are gone.
     let labels = json!({"app.kubernetes.io/name": RETRACTION, PART_OF_LABEL: PART_OF});

@@ -13,7 +13,7 @@ use super::control_plane::{
     ACCESS_CERTS_OPTION, CLIENT_CA_KEY, CLIENT_CA_OPTION, JWKS_ALLOW_OPTION, METRICS_FROM_OPTION,
     NETWORK_POLICIES, SETTINGS_NAMESPACES_OPTION, WEBHOOK_CLIENTS,
 };
-use super::{InstallError, NodeNetwork, Options};
+use super::{InstallError, InstallOptions, NodeNetwork};
 use crate::api::{NamespaceName, ObjectApi, ObjectName};
 use crate::inject::AddressRange;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
@@ -91,10 +91,10 @@ impl Installed {
 
     /// Returns the options that reproduce the installation. A NetworkPolicy is expected only if an installation
     /// specified it.
-    pub(super) fn into_options(self, namespace: &NamespaceName) -> Options {
+    pub(super) fn into_options(self, namespace: &NamespaceName) -> InstallOptions {
         let domain = self.trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
-        let fresh = Options::new(String::new(), domain);
-        Options {
+        let fresh = InstallOptions::new(String::new(), domain);
+        InstallOptions {
             namespace: namespace.to_string(),
             replicas: self.replicas.unwrap_or(fresh.replicas),
             cni: self.cni.then(|| self.network.unwrap_or_default()),
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use crate::install::installation_manifests;
 
-    fn written_manifest(options: &Options, kind: &str) -> Value {
+    fn written_manifest(options: &InstallOptions, kind: &str) -> Value {
         let all = installation_manifests(options).into_iter();
         all.into_iter().find(|it| it["kind"] == kind).unwrap()
     }
@@ -194,7 +194,7 @@ mod tests {
         let domain = TrustDomain::new("prod.example").unwrap();
         let network = NodeNetwork { bin_dir: "/b".to_owned(), conf_dir: "/c".to_owned() };
         for (cni, gateways) in [(None, true), (Some(network), false)] {
-            let options = Options {
+            let options = InstallOptions {
                 replicas: 3,
                 cni: cni.clone(),
                 gateways,
@@ -204,7 +204,7 @@ mod tests {
                 settings_namespaces: [Name::new("osm-system").unwrap()].into(),
                 jwks_allow: gateways.then(|| "keys.shop.svc,10.0.0.0/8".to_owned()),
                 metrics_from: gateways.then(|| "any".to_owned()),
-                ..Options::new("leno:test".to_owned(), domain.clone())
+                ..InstallOptions::new("leno:test".to_owned(), domain.clone())
             };
             let deployment =
                 serde_json::from_value(written_manifest(&options, "Deployment")).unwrap();
@@ -227,7 +227,7 @@ mod tests {
             if !gateways {
                 let api_server: BTreeSet<AddressRange> =
                     ["10.0.0.0/28", "2001:db8::1/128"].map(|it| it.parse().unwrap()).into();
-                let options = Options { api_server: api_server.clone(), ..options.clone() };
+                let options = InstallOptions { api_server: api_server.clone(), ..options.clone() };
                 let policy =
                     serde_json::from_value(written_manifest(&options, "NetworkPolicy")).unwrap();
                 assert_eq!(webhook_ranges(&policy), api_server);

@@ -15,14 +15,14 @@ use super::schema::{
 };
 
 /// The definition of one kind.
-struct Kind {
+struct CrdKind {
     /// Its name.
     kind: &'static str,
     /// Its plural in API paths.
     plural: &'static str,
     /// Its short name for `kubectl`.
     short: &'static str,
-    scope: Scope,
+    scope: CrdScope,
     /// Its description, in one sentence.
     description: &'static str,
     /// The schema of its `spec`.
@@ -30,7 +30,7 @@ struct Kind {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Scope {
+enum CrdScope {
     Namespaced,
     Cluster,
 }
@@ -57,7 +57,7 @@ fn generation_schema() -> Value {
     json!({"type": "integer", "format": "int64", "minimum": 0})
 }
 
-fn kind_definition(kind: &Kind) -> Value {
+fn kind_definition(kind: &CrdKind) -> Value {
     let condition = pruned_object([
         ("type!", text(316)),
         ("status!", enumeration(&["True", "False", "Unknown"])),
@@ -91,8 +91,8 @@ fn kind_definition(kind: &Kind) -> Value {
         "spec": {
             "group": GROUP,
             "scope": match kind.scope {
-                Scope::Namespaced => "Namespaced",
-                Scope::Cluster => "Cluster",
+                CrdScope::Namespaced => "Namespaced",
+                CrdScope::Cluster => "Cluster",
             },
             "names": {
                 "kind": kind.kind,
@@ -172,116 +172,116 @@ fn value_matches() -> Value {
 
 pub(super) const GROUP: &str = "leno.dev";
 
-const KINDS: &[Kind] = &[
-    Kind {
+const KINDS: &[CrdKind] = &[
+    CrdKind {
         kind: "MeshConfig",
         plural: "meshconfigs",
         short: "lmc",
-        scope: Scope::Cluster,
+        scope: CrdScope::Cluster,
         description: "Mesh-wide settings; a mesh has one MeshConfig.",
         spec: mesh::mesh_config,
     },
-    Kind {
+    CrdKind {
         kind: "AccessPolicy",
         plural: "accesspolicies",
         short: "lap",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Allow and deny rules for requests and connections.",
         spec: policies::access_policy,
     },
-    Kind {
+    CrdKind {
         kind: "OutlierDetection",
         plural: "outlierdetections",
         short: "lod",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Outlier detection and health checks for the endpoints of a service.",
         spec: policies::outlier_detection,
     },
-    Kind {
+    CrdKind {
         kind: "SermantRemoval",
         plural: "sermantremovals",
         short: "lsr",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Outlier detection in the format of Sermant.",
         spec: policies::sermant_removal,
     },
-    Kind {
+    CrdKind {
         kind: "CircuitBreaker",
         plural: "circuitbreakers",
         short: "lcb",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Circuit breaker and concurrency limits for requests to a service.",
         spec: policies::circuit_breaker,
     },
-    Kind {
+    CrdKind {
         kind: "RateLimit",
         plural: "ratelimits",
         short: "lrl",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Rate and concurrency limits of a service.",
         spec: policies::rate_limit,
     },
-    Kind {
+    CrdKind {
         kind: "FaultInjection",
         plural: "faultinjections",
         short: "lfi",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Injection of delays and errors.",
         spec: policies::fault_injection,
     },
-    Kind {
+    CrdKind {
         kind: "LoadBalancing",
         plural: "loadbalancings",
         short: "llb",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Load-balancing algorithm for the endpoints of a service.",
         spec: policies::load_balancing,
     },
-    Kind {
+    CrdKind {
         kind: "Hedging",
         plural: "hedgings",
         short: "lhg",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Hedging: delay before a request is also sent to a second endpoint.",
         spec: policies::hedging,
     },
-    Kind {
+    CrdKind {
         kind: "ExternalAuthorization",
         plural: "externalauthorizations",
         short: "lea",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Requests that an external authorization service checks.",
         spec: policies::external_authorization,
     },
-    Kind {
+    CrdKind {
         kind: "JwtValidation",
         plural: "jwtvalidations",
         short: "ljv",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Optional or required JSON web tokens of requests.",
         spec: policies::jwt_validation,
     },
-    Kind {
+    CrdKind {
         kind: "TagRoute",
         plural: "tagroutes",
         short: "ltr",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Routing of requests to instances of a service by tags.",
         spec: tags::tag_route,
     },
-    Kind {
+    CrdKind {
         kind: "Lane",
         plural: "lanes",
         short: "lln",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Headers that mark requests on arrival at a service.",
         spec: tags::lane,
     },
-    Kind {
+    CrdKind {
         kind: "SermantRouteRule",
         plural: "sermantrouterules",
         short: "lsrr",
-        scope: Scope::Namespaced,
+        scope: CrdScope::Namespaced,
         description: "Tag rules in the format of Sermant.",
         spec: tags::sermant_route_rule,
     },

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Options, namespaced_metadata, pod_selector};
+use super::{InstallOptions, namespaced_metadata, pod_selector};
 use crate::inject::AddressRange;
 use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 
@@ -11,7 +11,7 @@ use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 /// API servers often are not pods, and only the operator of the cluster knows their addresses: without ranges
 /// the webhook's port stays open to all clients. The kubelet's probes come from the node of the pod, which is
 /// always permitted.
-pub(super) fn policy_object(options: &Options) -> Value {
+pub(super) fn policy_object(options: &InstallOptions) -> Value {
     let mut webhook = json!({"ports": [tcp_port(WEBHOOK_PORT)]});
     if !options.api_server.is_empty() {
         webhook["from"] = options.api_server.iter().map(ip_block).collect();

@@ -10,18 +10,20 @@ use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
 use super::access::{ACCESS_CERTS, GATEWAYS};
-use super::apply::{Addressed, kind_of};
+use super::apply::{ApiTarget, kind_of};
 use super::cni::{self, NodeNetwork};
 use super::control_plane::WEBHOOK_CLIENTS;
 use super::kinds::crd_name;
-use super::{InstallError, Options, PART_OF, PART_OF_LABEL, Step, installation_manifests};
+use super::{
+    InstallError, InstallOptions, InstallStep, PART_OF, PART_OF_LABEL, installation_manifests,
+};
 use crate::api::{ApiError, ObjectApi, ObjectName};
 use crate::webhook::WEBHOOK_SECRET;
 use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
 /// The extent of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
+pub enum RemovalExtent {
     /// Running components only. Users' objects and their kinds stay, as does the authority, so that a new
     /// installation trusts the same sidecars.
     Running,
@@ -31,7 +33,7 @@ pub enum Extent {
 
 /// Returns the objects to remove, in this order: the webhook first, so that pods can be created at any time.
 #[must_use]
-pub fn objects_to_remove(options: &Options, extent: Extent) -> Vec<Value> {
+pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec<Value> {
     let beside = |kind: &str, name: &str| {
         json!({
             "apiVersion": "v1",
@@ -44,8 +46,8 @@ pub fn objects_to_remove(options: &Options, extent: Extent) -> Vec<Value> {
         let rank = match manifest["kind"].as_str().unwrap_or_default() {
             "MutatingWebhookConfiguration" => 0,
             "Deployment" | "DaemonSet" => 1,
-            "CustomResourceDefinition" if extent == Extent::Everything => 3,
-            "Namespace" if extent == Extent::Everything => 4,
+            "CustomResourceDefinition" if extent == RemovalExtent::Everything => 3,
+            "Namespace" if extent == RemovalExtent::Everything => 4,
             "CustomResourceDefinition" | "Namespace" | "MeshConfig" => continue,
             _ => 2,
         };
@@ -55,7 +57,7 @@ pub fn objects_to_remove(options: &Options, extent: Extent) -> Vec<Value> {
     rest.push(beside("Secret", WEBHOOK_SECRET));
     rest.push(beside("ConfigMap", ROOTS_CONFIG_MAP));
     rest.push(lease_reference(&options.namespace));
-    if extent == Extent::Everything {
+    if extent == RemovalExtent::Everything {
         rest.push(beside("Secret", AUTHORITY_SECRET));
         by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
             json!({
@@ -85,10 +87,10 @@ pub fn lease_reference(namespace: &str) -> Value {
 pub async fn remove(
     client: &Client,
     removals: &[Value],
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     for manifest in removals {
-        let Addressed { object, name, api } = Addressed::from_manifest(client, manifest)?;
+        let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, manifest)?;
         // Revoke permissions immediately, without waiting for the garbage collection of dependents.
         let parameters = match manifest["kind"].as_str() {
             Some("Role" | "RoleBinding" | "ClusterRole" | "ClusterRoleBinding") => {
@@ -105,7 +107,7 @@ pub async fn remove(
             Err(error) if error.status_code() == Some(NOT_FOUND) => "does not exist",
             Err(error) => return Err(InstallError::from_api_error("remove", &object, error)),
         };
-        reported(Step { object, done });
+        reported(InstallStep { object, done });
     }
     Ok(())
 }
@@ -117,7 +119,7 @@ pub async fn remove(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn remove_gateways(
     client: &Client,
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     for (version, kind) in [
         ("apps/v1", "Deployment"),
@@ -149,7 +151,7 @@ pub async fn remove_gateways(
 pub async fn withdraw_permissions(
     client: &Client,
     but: &BTreeSet<Name>,
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // Neither grants permissions without the other, so the order does not matter.
     for kind in ["RoleBinding", "Role"] {
@@ -178,7 +180,7 @@ pub async fn withdraw_permissions(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_gateways(
     client: &Client,
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     for kind in ["ClusterRoleBinding", "ClusterRole"] {
         let manifest = json!({
@@ -198,15 +200,15 @@ pub async fn withdraw_gateways(
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_cni(
     client: &Client,
-    options: &Options,
-    mut reported: impl FnMut(Step),
+    options: &InstallOptions,
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // In reverse order: the DaemonSet first, because its pods need the permissions during shutdown, and the
     // namespace last.
     for manifest in cni::cni_objects(options, &NodeNetwork::default()).into_iter().rev() {
         let is_agents = manifest["kind"] == "DaemonSet";
         let mut last = None;
-        let mut reported = |step: Step| {
+        let mut reported = |step: InstallStep| {
             last = Some(step.clone());
             reported(step);
         };
@@ -219,7 +221,7 @@ pub async fn withdraw_cni(
 }
 
 /// Reports that node agents still run and need their permissions: the rest cannot be removed yet.
-fn agents_remain(step: &Step) -> InstallError {
+fn agents_remain(step: &InstallStep) -> InstallError {
     InstallError::Late {
         what: "the removal of the agents of nodes",
         within: GONE_LOOK_EVERY.saturating_mul(GONE_LOOKS),
@@ -237,8 +239,8 @@ fn agents_remain(step: &Step) -> InstallError {
 /// When the API server rejects a call; the objects before it are removed.
 pub async fn withdraw_protections(
     client: &Client,
-    options: &Options,
-    mut reported: impl FnMut(Step),
+    options: &InstallOptions,
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let unwanted = |version: &str, kind: &str, name: &str| {
         json!({
@@ -261,9 +263,9 @@ pub async fn withdraw_protections(
 async fn remove_ours(
     client: &Client,
     manifest: Value,
-    reported: &mut impl FnMut(Step),
+    reported: &mut impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    let Addressed { object, name, api } = Addressed::from_manifest(client, &manifest)?;
+    let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, &manifest)?;
     let found = api.get_opt(&name).await;
     let found = found.map_err(|error| InstallError::from_api_error("get", &object, error))?;
     let is_ours =
@@ -320,7 +322,8 @@ mod tests {
 
     #[test]
     fn agents_that_remain_are_named_and_keep_their_rights() {
-        let step = Step { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
+        let step =
+            InstallStep { object: "DaemonSet leno-cni/leno-cni".to_owned(), done: BEING_REMOVED };
         let error = agents_remain(&step).to_string();
         assert!(
             error.contains("did not complete within 60s: pods of DaemonSet leno-cni/leno-cni"),

@@ -12,11 +12,11 @@ use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{InstallError, Step, pod_selector};
+use super::{InstallError, InstallStep, pod_selector};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::gateway::EDGE_KINDS;
-use crate::source::{Found, find_version};
-use crate::status::{Form, is_ours};
+use crate::source::{DiscoveredKind, find_version};
+use crate::status::{StatusForm, is_ours};
 use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 
 /// Retracts the claims in the statuses of all objects that the mesh read: that they are in force, and that
@@ -26,11 +26,11 @@ use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 /// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_statuses(
     client: &Client,
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // The installed class has been removed before.
     let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
-    retract_all(client, Claims::new(Absent::Mesh, classes), &mut reported).await
+    retract_all(client, StatusClaims::new(AbsentPart::Mesh, classes), &mut reported).await
 }
 
 /// Retracts the claims in statuses that gateways serve. Call this when every control plane runs without gateways.
@@ -39,20 +39,21 @@ pub async fn retract_statuses(
 /// When the API server rejects calls; all other statuses are retracted.
 pub async fn retract_gateways(
     client: &Client,
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    retract_all(client, Claims::new(Absent::Gateways, BTreeSet::new()), &mut reported).await
+    retract_all(client, StatusClaims::new(AbsentPart::Gateways, BTreeSet::new()), &mut reported)
+        .await
 }
 
 async fn retract_all(
     client: &Client,
-    claims: Claims,
-    reported: &mut impl FnMut(Step),
+    claims: StatusClaims,
+    reported: &mut impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    let mut retraction = Retraction { client, claims, failures: Failures::default() };
+    let mut retraction = Retraction { client, claims, failures: RejectedCalls::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in EDGE_KINDS.into_iter().chain(served_kinds()) {
-        if retraction.claims.absent.affects_form(Form::for_kind(kind))
+        if retraction.claims.absent.affects_form(StatusForm::for_kind(kind))
             && let Err(error) = retraction.retract_kind(kind, reported).await
         {
             retraction.failures.add(InstallError::from_api_error("list", kind.kind, error));
@@ -69,7 +70,7 @@ async fn retract_all(
 pub async fn wait_for_control_planes(
     client: &Client,
     namespace: &NamespaceName,
-    mut reported: impl FnMut(Step),
+    mut reported: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
     let labels: Vec<String> = pod_selector()
@@ -89,23 +90,25 @@ pub async fn wait_for_control_planes(
         sleep(END_LOOK_EVERY).await;
     }
     let object = format!("Pods of Deployment {namespace}/{CONTROL}");
-    reported(Step { object, done: "still exist, without permissions" });
+    reported(InstallStep { object, done: "still exist, without permissions" });
     Ok(())
 }
 
 /// The part of the mesh that is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Absent {
+enum AbsentPart {
     Mesh,
     Gateways,
 }
 
-impl Absent {
+impl AbsentPart {
     /// Returns true if it affects statuses of this form.
-    fn affects_form(self, form: Form) -> bool {
+    fn affects_form(self, form: StatusForm) -> bool {
         match self {
-            Self::Mesh => form != Form::Nothing,
-            Self::Gateways => matches!(form, Form::Class | Form::Gateway | Form::Parents),
+            Self::Mesh => form != StatusForm::Nothing,
+            Self::Gateways => {
+                matches!(form, StatusForm::Class | StatusForm::Gateway | StatusForm::Parents)
+            }
         }
     }
 
@@ -126,15 +129,15 @@ impl Absent {
 }
 
 /// The claims to retract.
-struct Claims {
-    absent: Absent,
+struct StatusClaims {
+    absent: AbsentPart,
     now: Value,
     /// The names of our GatewayClasses.
     classes: BTreeSet<String>,
 }
 
-impl Claims {
-    fn new(absent: Absent, classes: BTreeSet<String>) -> Self {
+impl StatusClaims {
+    fn new(absent: AbsentPart, classes: BTreeSet<String>) -> Self {
         let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
         Self { absent, now, classes }
     }
@@ -142,18 +145,20 @@ impl Claims {
 
 struct Retraction<'a> {
     client: &'a Client,
-    claims: Claims,
-    failures: Failures,
+    claims: StatusClaims,
+    failures: RejectedCalls,
 }
 
 impl Retraction<'_> {
     async fn retract_kind(
         &mut self,
         kind: ServedKind,
-        reported: &mut impl FnMut(Step),
+        reported: &mut impl FnMut(InstallStep),
     ) -> Result<(), ApiError> {
-        let form = Form::for_kind(kind);
-        let Found::Served(found) = find_version(self.client, kind).await? else { return Ok(()) };
+        let form = StatusForm::for_kind(kind);
+        let DiscoveredKind::Served(found) = find_version(self.client, kind).await? else {
+            return Ok(());
+        };
         let (api, resource) = *found;
         let listed = match api.list(&ListParams::default()).await {
             Ok(listed) => listed,
@@ -163,7 +168,7 @@ impl Retraction<'_> {
         };
         for object in listed {
             let name = object.name_any();
-            if form == Form::Class {
+            if form == StatusForm::Class {
                 match object.data.pointer("/spec/controllerName") == our_controller().as_ref() {
                     true => self.claims.classes.insert(name.clone()),
                     false => self.claims.classes.remove(&name),
@@ -174,7 +179,7 @@ impl Retraction<'_> {
                 None => format!("{} {name}", kind.kind),
             };
             match self.retract_status(form, object, &resource).await {
-                Ok(true) => reported(Step { object: shown, done: "status is withdrawn" }),
+                Ok(true) => reported(InstallStep { object: shown, done: "status is withdrawn" }),
                 Ok(false) => {}
                 Err(error) => {
                     self.failures.add(InstallError::from_api_error("patch", &shown, error))
@@ -188,7 +193,7 @@ impl Retraction<'_> {
     /// another writer it retries once, with the current object.
     async fn retract_status(
         &self,
-        form: Form,
+        form: StatusForm,
         mut object: DynamicObject,
         resource: &ApiResource,
     ) -> Result<bool, ApiError> {
@@ -225,12 +230,12 @@ impl Retraction<'_> {
 
 /// The rejected calls, the first of them in full.
 #[derive(Default)]
-struct Failures {
+struct RejectedCalls {
     first: Vec<InstallError>,
     more: usize,
 }
 
-impl Failures {
+impl RejectedCalls {
     fn add(&mut self, error: InstallError) {
         match self.first.len() < FAILURES_SHOWN_MAX {
             true => self.first.push(error),
@@ -256,23 +261,29 @@ impl Failures {
 }
 
 /// Returns the part of the status to write, if the status of this object claims an effect.
-fn retracted_status(form: Form, object: &DynamicObject, claims: &Claims) -> Option<Value> {
+fn retracted_status(
+    form: StatusForm,
+    object: &DynamicObject,
+    claims: &StatusClaims,
+) -> Option<Value> {
     let classes = &claims.classes;
     let before = object.data.get("status")?;
     let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
     let conditions = |status: &Value| retract_conditions(status.get("conditions"), claims);
     let mut after = before.clone();
     match form {
-        Form::Parents => {
+        StatusForm::Parents => {
             let others = before.get("parents").and_then(Value::as_array)?.iter();
             let others: Vec<&Value> =
                 others.filter(|entry| !claims.absent.has_claim(entry)).collect();
             after["parents"] = json!(others);
         }
-        Form::Class if classes.contains(&object.name_any()) => {
+        StatusForm::Class if classes.contains(&object.name_any()) => {
             after["conditions"] = conditions(before);
         }
-        Form::Gateway if text("/spec/gatewayClassName").is_some_and(|it| classes.contains(it)) => {
+        StatusForm::Gateway
+            if text("/spec/gatewayClassName").is_some_and(|it| classes.contains(it)) =>
+        {
             after["conditions"] = conditions(before);
             after["addresses"] = json!([]);
             let listeners = after.get_mut("listeners").and_then(Value::as_array_mut);
@@ -281,18 +292,18 @@ fn retracted_status(form: Form, object: &DynamicObject, claims: &Claims) -> Opti
                 listener["conditions"] = conditions;
             }
         }
-        Form::Conditions => after["conditions"] = conditions(before),
+        StatusForm::Conditions => after["conditions"] = conditions(before),
         // A running OSM uses other reasons.
-        Form::Current if text("/status/reason") == Some("in force") => {
+        StatusForm::Current if text("/status/reason") == Some("in force") => {
             after = json!({"currentStatus": "pending", "reason": MESSAGE});
         }
-        Form::Class | Form::Gateway | Form::Current | Form::Nothing => {}
+        StatusForm::Class | StatusForm::Gateway | StatusForm::Current | StatusForm::Nothing => {}
     }
     (after != *before).then_some(after)
 }
 
 /// Returns the conditions, with ours set to `Unknown` and those of other controllers unchanged.
-fn retract_conditions(conditions: Option<&Value>, claims: &Claims) -> Value {
+fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Value {
     let mut all = conditions.and_then(Value::as_array).cloned().unwrap_or_default();
     for condition in &mut all {
         let is_ours = OURS.iter().any(|word| condition["type"] == *word);
@@ -357,7 +368,7 @@ mod tests {
             store.forbidden = Some(("PATCH", "/gateways/b/"));
         }
         let mut steps = Vec::new();
-        let reported = |step: Step| steps.push(step.object);
+        let reported = |step: InstallStep| steps.push(step.object);
         let error = retract_statuses(&server.client, reported).await.unwrap_err().to_string();
         assert!(error.contains("patch Gateway shop/b"), "{error}");
         assert_eq!(steps, ["Gateway shop/a", "Gateway shop/c"]);
@@ -459,7 +470,7 @@ mod tests {
 
     #[test]
     fn several_rejections_are_reported_together() {
-        let mut failures = Failures::default();
+        let mut failures = RejectedCalls::default();
         for number in 0..12 {
             let rejected = ApiError::Rejected { code: 500, message: format!("no {number}") };
             failures.add(InstallError::from_api_error("patch", "Gateway shop/a", rejected));
@@ -487,8 +498,8 @@ mod tests {
         let classes = BTreeSet::from(["leno".to_owned()]);
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
             let object = dynamic_object(json!({"spec": spec, "status": status}));
-            let claims = |now: &str| Claims {
-                absent: Absent::Mesh,
+            let claims = |now: &str| StatusClaims {
+                absent: AbsentPart::Mesh,
                 now: json!(now),
                 classes: classes.clone(),
             };
@@ -502,7 +513,7 @@ mod tests {
         let (accepted, foreign) =
             (condition_value("Accepted", "True"), condition_value("Theirs", "True"));
         check(
-            Form::Conditions,
+            StatusForm::Conditions,
             json!({}),
             json!({"conditions": [accepted, foreign]}),
             Some(json!({"conditions": [now_unknown("Accepted"), foreign]})),
@@ -517,21 +528,26 @@ mod tests {
             "conditions": [now_unknown("Programmed")],
             "listeners": [{"name": "a", "conditions": [now_unknown("Programmed")]}],
         });
-        check(Form::Gateway, json!({"gatewayClassName": "leno"}), status.clone(), Some(after));
-        check(Form::Gateway, json!({"gatewayClassName": "other"}), status, None);
+        check(
+            StatusForm::Gateway,
+            json!({"gatewayClassName": "leno"}),
+            status.clone(),
+            Some(after),
+        );
+        check(StatusForm::Gateway, json!({"gatewayClassName": "other"}), status, None);
         let entry = |name: &str| json!({"controllerName": name, "parentRef": {"name": "web"}});
         let both =
             json!({"parents": [entry("leno.dev/mesh-controller"), entry("other.example/c")]});
         let theirs = json!({"parents": [entry("other.example/c")]});
-        check(Form::Parents, json!({}), both, Some(theirs));
+        check(StatusForm::Parents, json!({}), both, Some(theirs));
         let current = |word: &str, reason: &str| json!({"currentStatus": word, "reason": reason});
         check(
-            Form::Current,
+            StatusForm::Current,
             json!({}),
             current("committed", "in force"),
             Some(current("pending", MESSAGE)),
         );
-        check(Form::Current, json!({}), current("committed", "by OSM"), None);
-        check(Form::Current, json!({}), current("error", "endpoints not found"), None);
+        check(StatusForm::Current, json!({}), current("committed", "by OSM"), None);
+        check(StatusForm::Current, json!({}), current("error", "endpoints not found"), None);
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-fn test_options() -> Options {
-    Options::new("leno:test".to_owned(), TrustDomain::new("cluster.local").unwrap())
+fn test_options() -> InstallOptions {
+    InstallOptions::new("leno:test".to_owned(), TrustDomain::new("cluster.local").unwrap())
 }
 
 fn manifest_of_kind(kind: &str) -> Value {
@@ -23,7 +23,7 @@ fn object_names(manifests: &[Value]) -> Vec<String> {
 
 #[test]
 fn the_objects_that_run_and_what_they_may() {
-    let all = installation_manifests(&Options { gateways: true, ..test_options() });
+    let all = installation_manifests(&InstallOptions { gateways: true, ..test_options() });
     let shown: Vec<&Value> =
         all.iter().filter(|it| it["kind"] != "CustomResourceDefinition").collect();
     let text = format!("{:#}\n", json!(shown));
@@ -198,7 +198,7 @@ fn secrets_are_read_in_one_namespace_only_but_for_gateways() {
     for only_for_gateways in ["leno-gateways", "GatewayClass", "\"--gateways\""] {
         assert!(!default.contains(only_for_gateways), "{only_for_gateways}");
     }
-    let roles = installation_manifests(&Options { gateways: true, ..test_options() });
+    let roles = installation_manifests(&InstallOptions { gateways: true, ..test_options() });
     let roles = roles.iter().filter(|it| it["kind"] == "ClusterRole");
     for role in roles {
         let rules = role["rules"].as_array().unwrap();
@@ -223,7 +223,7 @@ fn secrets_are_written_where_somebody_wants_it_and_nowhere_else() {
     let default = json!(installation_manifests(&test_options())).to_string();
     assert!(!default.contains("leno-access-certs") && !default.contains("--access-certs"));
     let access_certs = ["ingress", "shop"].map(|it| Name::new(it).unwrap()).into();
-    let all = installation_manifests(&Options { access_certs, ..test_options() });
+    let all = installation_manifests(&InstallOptions { access_certs, ..test_options() });
     let made: Vec<&Value> =
         all.iter().filter(|it| it["metadata"]["name"] == "leno-access-certs").collect();
     let shown: Vec<String> = made
@@ -262,7 +262,7 @@ fn matches_selector(selector: &Value, labels: &[(&str, &str)]) -> bool {
 
 #[test]
 fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
-    let bindings: Vec<Value> = refusals::policy_objects()
+    let bindings: Vec<Value> = validation_rules::policy_objects()
         .into_iter()
         .filter(|it| it["kind"] == "ValidatingAdmissionPolicyBinding")
         .collect();
@@ -278,7 +278,7 @@ fn rules_are_refused_once_and_in_namespaces_of_the_mesh_alone() {
         assert_eq!(refusing(labels), both, "{labels:?}");
     }
     assert_eq!(refusing(&[("app", "web")]), [""; 0]);
-    let removed = object_names(&objects_to_remove(&test_options(), Extent::Running));
+    let removed = object_names(&objects_to_remove(&test_options(), RemovalExtent::Running));
     for binding in object_names(&bindings) {
         assert!(removed.contains(&binding), "{binding}");
     }
@@ -320,13 +320,13 @@ fn nobody_waits_for_the_webhook_who_did_not_ask_for_the_mesh() {
 
 #[test]
 fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
-    let running = object_names(&objects_to_remove(&test_options(), Extent::Running));
+    let running = object_names(&objects_to_remove(&test_options(), RemovalExtent::Running));
     assert_eq!(running[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
     assert_eq!(running[1], "Deployment leno-control");
     assert!(running.contains(&"ConfigMap leno-roots".to_owned()));
     let kept = ["CustomResourceDefinition", "Namespace", "Secret leno-authority"];
     assert!(!running.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
-    let everything = object_names(&objects_to_remove(&test_options(), Extent::Everything));
+    let everything = object_names(&objects_to_remove(&test_options(), RemovalExtent::Everything));
     assert!(everything.contains(&"Secret leno-authority".to_owned()));
     let former = "CustomResourceDefinition workloads.leno.dev".to_owned();
     assert!(everything.contains(&former) && !running.contains(&former));
@@ -336,7 +336,7 @@ fn the_webhook_goes_first_and_rules_stay_unless_everything_goes() {
 #[test]
 fn options_change_what_they_are_about() {
     let trust_domain = TrustDomain::new("example.org").unwrap();
-    let options = Options {
+    let options = InstallOptions {
         namespace: "mesh".to_owned(),
         replicas: 1,
         trust_domain,
@@ -357,7 +357,7 @@ fn options_change_what_they_are_about() {
 
 #[test]
 fn what_was_wrong_before_may_lose_its_finalizers() {
-    let all = refusals::policy_objects();
+    let all = validation_rules::policy_objects();
     let policies = all.iter().filter(|it| it["kind"] == "ValidatingAdmissionPolicy");
     let expressions = policies.flat_map(|it| it["spec"]["validations"].as_array().unwrap());
     let unchanged = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
@@ -371,7 +371,7 @@ fn what_was_wrong_before_may_lose_its_finalizers() {
 fn every_name_can_be_part_of_an_api_path() {
     use crate::api::{NamespaceName, ObjectName};
 
-    let options = Options {
+    let options = InstallOptions {
         with_smi: true,
         cni: Some(NodeNetwork::default()),
         gateways: true,
@@ -380,7 +380,7 @@ fn every_name_can_be_part_of_an_api_path() {
     };
     for manifest in installation_manifests(&options)
         .iter()
-        .chain(&objects_to_remove(&options, Extent::Everything))
+        .chain(&objects_to_remove(&options, RemovalExtent::Everything))
     {
         let metadata = &manifest["metadata"];
         assert!(ObjectName::new(metadata["name"].as_str().unwrap()).is_ok(), "{metadata}");
@@ -391,7 +391,7 @@ fn every_name_can_be_part_of_an_api_path() {
 
 #[test]
 fn the_network_policy_names_who_may_connect() {
-    let rules = |options: &Options| {
+    let rules = |options: &InstallOptions| {
         let all = installation_manifests(options);
         let policy = all.iter().find(|it| it["kind"] == "NetworkPolicy")?;
         assert_eq!(policy["metadata"]["namespace"], "leno-system");
@@ -435,11 +435,11 @@ fn the_network_policy_names_who_may_connect() {
     assert_eq!(from(&by_default, 15_020), json!([{"namespaceSelector": {}}]));
     let api_server =
         ["10.0.0.0/28", "192.0.2.1", "2001:db8::1"].map(|it| it.parse().unwrap()).into();
-    let restricted = rules(&Options { api_server, ..test_options() }).unwrap();
+    let restricted = rules(&InstallOptions { api_server, ..test_options() }).unwrap();
     let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
     let expected = json!([block("10.0.0.0/28"), block("192.0.2.1/32"), block("2001:db8::1/128")]);
     assert_eq!(from(&restricted, 15_017), expected);
-    assert!(rules(&Options { network_policies: false, ..test_options() }).is_none());
+    assert!(rules(&InstallOptions { network_policies: false, ..test_options() }).is_none());
 }
 
 #[test]
@@ -447,7 +447,7 @@ fn clients_of_the_webhook_are_verified_where_their_authority_is_given() {
     let default = json!(installation_manifests(&test_options())).to_string();
     assert!(!default.contains("webhook-client"), "{default}");
     let webhook_client_ca = Some("PEM".to_owned());
-    let all = installation_manifests(&Options { webhook_client_ca, ..test_options() });
+    let all = installation_manifests(&InstallOptions { webhook_client_ca, ..test_options() });
     let map = all.iter().find(|it| it["metadata"]["name"] == "leno-webhook-clients").unwrap();
     assert_eq!(map["data"], json!({"ca.pem": "PEM"}));
     let pod = all.iter().find(|it| it["kind"] == "Deployment").unwrap();

@@ -1,6 +1,6 @@
 //! Unknown fields reach the control plane regardless of the client's field validation, and are rejected.
 
-use leno_registry::{Rejected, UNKNOWN_FIELD, read_json};
+use leno_registry::{RejectedDocument, UNKNOWN_FIELD, read_json};
 use serde_json::{Map, Value, json};
 
 use super::kinds;
@@ -31,10 +31,10 @@ fn prune_unknown(value: &mut Value, schema: &Value) {
 }
 
 /// The path of an object in a schema: field names, and indices of list elements.
-type Steps = Vec<String>;
+type SchemaPath = Vec<String>;
 
 /// Collects the paths of all objects with fields of their own.
-fn collect_object_paths(schema: &Value, at: &Steps, found: &mut Vec<Steps>) {
+fn collect_object_paths(schema: &Value, at: &SchemaPath, found: &mut Vec<SchemaPath>) {
     if schema["properties"].is_object() {
         found.push(at.clone());
     }
@@ -137,7 +137,7 @@ fn every_unknown_field_survives_pruning_and_is_rejected() {
             let here = [steps.as_slice(), &[UNKNOWN.to_owned()]].concat();
             assert!(value_at(&object, &here).is_some(), "{kind}: {} is dropped", field_path(&here));
             let rejected = read_json(&object).err().unwrap_or_default();
-            let is_it = |it: &Rejected| {
+            let is_it = |it: &RejectedDocument| {
                 it.problem == UNKNOWN_FIELD && it.at.field.as_deref() == Some(&field_path(&here))
             };
             if !rejected.iter().any(is_it) {

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::core::DynamicObject;
 use leno_model::Object;
-use leno_registry::{Rejected, ServedKind, UNKNOWN_FIELD, Warning, read_json};
+use leno_registry::{RejectedDocument, ServedKind, UNKNOWN_FIELD, Warning, read_json};
 use serde_json::{Map, Value, json};
 
 use super::creation_time;
 use super::ours::keep_ours;
 
 /// The result of reading a custom resource.
-pub(crate) struct Custom {
-    pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<Rejected>>,
+pub(crate) struct CustomResource {
+    pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<RejectedDocument>>,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
     /// The fields that mesh settings specify; empty for other kinds.
@@ -24,7 +24,7 @@ pub(crate) fn read_custom(
     kind: ServedKind,
     api_version: &str,
     mut object: DynamicObject,
-) -> Option<Custom> {
+) -> Option<CustomResource> {
     let mut spec = object.data.get_mut("spec").map_or(Value::Null, Value::take);
     let whole = (kind.kind == GRANT).then(|| spec.clone());
     if !keep_ours(kind.group, kind.kind, &mut spec) {
@@ -56,7 +56,7 @@ pub(crate) fn read_custom(
         Ok(_) if !dropped.is_empty() => Err(dropped),
         outcome => outcome,
     };
-    Some(Custom { outcome, created, mentioned })
+    Some(CustomResource { outcome, created, mentioned })
 }
 
 /// Returns the fields that the author applied but the API server dropped because they are not in the schema: a
@@ -64,7 +64,7 @@ pub(crate) fn read_custom(
 /// manifest in an annotation of the object. Other clients correct an object without updating the annotation.
 /// Therefore a field counts only while `live`, the spec reduced to the parts for the mesh, still matches the
 /// applied one.
-fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec<Rejected> {
+fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec<RejectedDocument> {
     // Our own kinds keep unknown fields, which the reader checks.
     if kind.group == OUR_GROUP {
         return Vec::new();
@@ -88,51 +88,55 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
     let written =
         json!({"apiVersion": version, "kind": kind.kind, "metadata": metadata, "spec": spec});
     let mut unknown = read_json(&written).err().unwrap_or_default();
-    unknown.retain(|refused| refused.problem == UNKNOWN_FIELD);
+    unknown.retain(|rejected| rejected.problem == UNKNOWN_FIELD);
     let corrected = corrected_fields(&written["spec"], live, &unknown);
-    let is_corrected = |refused: &Rejected| {
-        refused.at.field.as_ref().is_some_and(|field| corrected.contains(field))
+    let is_corrected = |rejected: &RejectedDocument| {
+        rejected.at.field.as_ref().is_some_and(|field| corrected.contains(field))
     };
     unknown
         .into_iter()
-        .filter(|refused| !is_corrected(refused))
-        .map(|refused| Rejected {
+        .filter(|rejected| !is_corrected(rejected))
+        .map(|rejected| RejectedDocument {
             problem: "was applied, but the API server dropped it because the schema of the kind \
                       does not contain it"
                 .to_owned(),
-            hint: format!("{}; apply the object again", refused.hint),
-            ..refused
+            hint: format!("{}; apply the object again", rejected.hint),
+            ..rejected
         })
         .collect()
 }
 
 /// Reads a `ReferenceGrant` with dropped fields, including one for gateways only: it grants nothing.
-pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<Custom> {
+pub(crate) fn spoilt_grant(kind: ServedKind, object: &DynamicObject) -> Option<CustomResource> {
     let dropped = match kind.kind {
         GRANT => dropped_fields(kind, object, &object.data["spec"]),
         _ => Vec::new(),
     };
     let (created, mentioned) = (creation_time(&object.metadata), BTreeSet::new());
-    (!dropped.is_empty()).then_some(Custom { outcome: Err(dropped), created, mentioned })
+    (!dropped.is_empty()).then_some(CustomResource { outcome: Err(dropped), created, mentioned })
 }
 
 /// Returns the unknown fields of an applied spec that another client has corrected since.
-fn corrected_fields(applied: &Value, live: &Value, unknown: &[Rejected]) -> BTreeSet<String> {
-    let field = |it: &Rejected| Some((it.at.field.clone()?, it.hint.clone()));
+fn corrected_fields(
+    applied: &Value,
+    live: &Value,
+    unknown: &[RejectedDocument],
+) -> BTreeSet<String> {
+    let field = |it: &RejectedDocument| Some((it.at.field.clone()?, it.hint.clone()));
     let unknown = unknown.iter().filter_map(field).collect();
-    let mut comparison = Comparison { unknown, corrected: BTreeSet::new() };
+    let mut comparison = SpecComparison { unknown, corrected: BTreeSet::new() };
     comparison.compare_fields(applied, Some(live), "spec");
     comparison.corrected
 }
 
 /// A comparison of an applied spec with the live one, which also contains defaults of the API server.
-struct Comparison {
+struct SpecComparison {
     /// The unknown fields of the applied spec, each with its hint.
     unknown: BTreeMap<String, String>,
     corrected: BTreeSet<String>,
 }
 
-impl Comparison {
+impl SpecComparison {
     fn compare_fields(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
         match applied {
             Value::Object(fields) => {
@@ -226,7 +230,7 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 #[cfg(test)]
 mod tests {
-    use leno_registry::Place;
+    use leno_registry::DocumentLocation;
 
     use super::*;
 
@@ -250,7 +254,8 @@ mod tests {
         });
         let object = serde_json::from_value(object).unwrap();
         let custom = read_custom(GROUPS, GROUPS.api_versions[0], object).unwrap();
-        let lines = |refused: Vec<Rejected>| refused.iter().map(ToString::to_string).collect();
+        let lines =
+            |rejected: Vec<RejectedDocument>| rejected.iter().map(ToString::to_string).collect();
         custom.outcome.map(|(object, _)| object).map_err(lines)
     }
 
@@ -293,8 +298,8 @@ mod tests {
 
     #[test]
     fn a_live_spec_has_the_applied_one_within_it() {
-        let unknown = |field: &str| Rejected {
-            at: Place { field: Some(field.to_owned()), ..Place::default() },
+        let unknown = |field: &str| RejectedDocument {
+            at: DocumentLocation { field: Some(field.to_owned()), ..DocumentLocation::default() },
             problem: UNKNOWN_FIELD.to_owned(),
             hint: "did you mean `path`?".to_owned(),
         };
@@ -365,7 +370,7 @@ mod tests {
             "status": {"conditions": []},
         });
         let read = read_custom(kind, kind.api_versions[0], serde_json::from_value(object).unwrap());
-        let refused = read.unwrap().outcome.unwrap_err();
-        assert!(refused[0].to_string().contains("ports: is an unknown field"));
+        let rejected = read.unwrap().outcome.unwrap_err();
+        assert!(rejected[0].to_string().contains("ports: is an unknown field"));
     }
 }

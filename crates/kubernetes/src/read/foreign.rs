@@ -91,7 +91,7 @@ pub const INGRESS_GATEWAY: (&str, &str) = (
 
 /// The settings of another mesh that apply here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Foreign {
+pub(crate) struct ForeignMeshSettings {
     /// The default policy: `deny` if policies control access.
     pub(crate) default_policy: DefaultPolicy,
     /// The egress mode for destinations outside the mesh.
@@ -99,21 +99,21 @@ pub(crate) struct Foreign {
     /// The traffic of all pods that bypasses the sidecar.
     pub(crate) exclusions: Exclusions,
     /// The requested certificate of an ingress controller, if any.
-    pub(crate) ingress_gateway: Option<Result<IngressGateway, Unread>>,
+    pub(crate) ingress_gateway: Option<Result<IngressGateway, InvalidCertificateRequest>>,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
     /// Warnings about unsupported settings.
     pub(crate) warnings: Vec<Warning>,
 }
 
-impl Foreign {
+impl ForeignMeshSettings {
     /// Reads the settings of another mesh. Returns `None` for objects with a name that no such mesh uses.
     pub(crate) fn read(object: &DynamicObject) -> Option<Self> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         if !NAMES.contains(&name) {
             return None;
         }
-        let mut reading = Reading { object, warnings: Vec::new() };
+        let mut reading = ForeignReader { object, warnings: Vec::new() };
         // The schema's default is false for both.
         let permissive = reading.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
         let egress = reading.is_on("/spec/traffic/enableEgress");
@@ -150,7 +150,7 @@ impl Foreign {
 
 /// The request is invalid: a warning names the field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Unread;
+pub(crate) struct InvalidCertificateRequest;
 
 /// A certificate for an ingress controller, as requested by another mesh's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,12 +164,12 @@ pub(crate) struct IngressGateway {
 }
 
 /// An object during reading.
-struct Reading<'a> {
+struct ForeignReader<'a> {
     object: &'a DynamicObject,
     warnings: Vec<Warning>,
 }
 
-impl Reading<'_> {
+impl ForeignReader<'_> {
     fn is_on(&self, pointer: &str) -> bool {
         self.object.data.pointer(pointer).and_then(Value::as_bool) == Some(true)
     }
@@ -200,7 +200,7 @@ impl Reading<'_> {
     }
 
     /// Reads the certificate request. If a field is invalid, rejects it as a whole with a warning.
-    fn ingress_gateway(&mut self) -> Option<Result<IngressGateway, Unread>> {
+    fn ingress_gateway(&mut self) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
         let wanted = self.object.data.pointer("/spec/certificate/ingressGateway");
         let wanted = wanted.filter(|wanted| asks_for_something(wanted))?;
         let text = |pointer: &str| wanted.pointer(pointer).and_then(Value::as_str);
@@ -229,7 +229,7 @@ impl Reading<'_> {
             }
         }
         let (Some(names), Some(lifetime), Some(secret)) = (names, lifetime, secret) else {
-            return Some(Err(Unread));
+            return Some(Err(InvalidCertificateRequest));
         };
         Some(Ok(IngressGateway { names, lifetime, secret }))
     }
@@ -294,10 +294,10 @@ mod tests {
 
     use super::*;
 
-    fn read(name: &str, spec: &Value) -> Option<Foreign> {
+    fn read(name: &str, spec: &Value) -> Option<ForeignMeshSettings> {
         let metadata = json!({"name": name, "namespace": "osm-system"});
         let object = json!({"metadata": metadata, "spec": spec});
-        Foreign::read(&serde_json::from_value(object).unwrap())
+        ForeignMeshSettings::read(&serde_json::from_value(object).unwrap())
     }
 
     #[test]
@@ -372,7 +372,7 @@ mod tests {
             let mut spoilt = good.clone();
             spoilt[field] = bad;
             let foreign = read_gateway(&spoilt);
-            assert_eq!(foreign.ingress_gateway, Some(Err(Unread)), "{spoilt}");
+            assert_eq!(foreign.ingress_gateway, Some(Err(InvalidCertificateRequest)), "{spoilt}");
             let reported = foreign.warnings[0].to_string();
             assert!(reported.contains(&format!("ingressGateway.{field}: ")), "{reported}");
         }

@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::Namespace;
 use leno_registry::Warning;
 
 use super::AdmissionReading;
-use super::choices::Choices;
 use super::image::images_of_others;
 use super::marks::unknown_marks;
+use super::sidecar_settings::SidecarSettings;
 
 /// The settings of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct NamespaceReading {
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
     /// The settings that a floor may override.
-    pub choices: Choices,
+    pub sidecar_settings: SidecarSettings,
 }
 
 /// Reads the annotations of a namespace.
@@ -26,13 +26,13 @@ pub fn read_namespace(namespace: &Namespace) -> NamespaceReading {
     NamespaceReading {
         admission: AdmissionReading::from_annotations(meta, "Namespace"),
         warnings: [images_of_others(meta, "Namespace"), unknown_marks(meta, "Namespace")].concat(),
-        choices: Choices::of_namespace(meta),
+        sidecar_settings: SidecarSettings::of_namespace(meta),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{Admission, DefaultPolicy, MtlsMode};
+    use leno_model::{AdmissionSettings, DefaultPolicy, MtlsMode};
     use serde_json::json;
 
     use super::*;
@@ -48,11 +48,11 @@ mod tests {
                 Some(first) => Err(first.to_string()),
             }
         };
-        assert_eq!(read(json!({})), Ok(Admission::default()));
-        assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(Admission::default()));
+        assert_eq!(read(json!({})), Ok(AdmissionSettings::default()));
+        assert_eq!(read(json!({"leno.dev/other": "x"})), Ok(AdmissionSettings::default()));
         let both = json!({"leno.dev/default-policy": "dry-run", "leno.dev/mtls": "permissive"});
         let (default_policy, mtls) = (Some(DefaultPolicy::DryRun), Some(MtlsMode::Permissive));
-        assert_eq!(read(both), Ok(Admission { default_policy, mtls }));
+        assert_eq!(read(both), Ok(AdmissionSettings { default_policy, mtls }));
         assert_eq!(
             read(json!({"leno.dev/mtls": "yes"})).unwrap_err(),
             "Namespace shop: metadata.annotations[\"leno.dev/mtls\"]: \"yes\" is not a \

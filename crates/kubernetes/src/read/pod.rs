@@ -7,14 +7,14 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_model::{
-    Admission, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Uid, Weight,
-    Workload, WorkloadName, WorkloadPort,
+    AdmissionSettings, GATEWAY_LABEL, Name, Protocol, Service, ServiceAccount, TargetPort, Uid,
+    Weight, Workload, WorkloadName, WorkloadPort,
 };
-use leno_registry::{NODE_NETWORK_LABEL, Rejected, Warning};
+use leno_registry::{NODE_NETWORK_LABEL, RejectedDocument, Warning};
 
-use super::choices::Choices;
 use super::image::images_of_others;
 use super::marks::unknown_marks;
+use super::sidecar_settings::SidecarSettings;
 use super::{
     AdmissionReading, SHOWN_CHARACTERS_MAX, is_tcp, matches_selector, named_protocol,
     place_of_field,
@@ -25,7 +25,7 @@ use crate::words::{
 
 /// A pod that is a member of the mesh, or that gateways may reach in plaintext.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct MeshPod {
     /// The workload, with the ports that its containers declare.
     pub workload: Workload,
     /// The admission annotations, which are not in the workload yet.
@@ -35,30 +35,30 @@ pub struct Member {
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
     /// The settings that a floor may override.
-    pub choices: Choices,
+    pub sidecar_settings: SidecarSettings,
 }
 
 /// Converts a pod. Returns `None` if it has no address yet or has terminated.
 ///
 /// # Errors
 /// The reason that it cannot be a workload although it has a sidecar.
-pub fn read_pod(pod: &Pod) -> Result<Option<Member>, Box<Rejected>> {
+pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
     let Some(spec) = &pod.spec else { return Ok(None) };
     if is_meshed(pod, spec) {
         return read(pod, spec);
     }
     // A pod in the host network cannot have a sidecar, so a floor that requires one does not apply.
-    let choices = |choices: Choices| match spec.host_network {
-        Some(true) => Choices::default(),
-        Some(false) | None => Choices { images: BTreeSet::new(), ..choices },
+    let sidecar_settings = |sidecar_settings: SidecarSettings| match spec.host_network {
+        Some(true) => SidecarSettings::default(),
+        Some(false) | None => SidecarSettings { images: BTreeSet::new(), ..sidecar_settings },
     };
     // Unmeshed pods cause no warnings.
-    let plain = read(pod, spec).unwrap_or_default().map(|member| Member {
+    let plain = read(pod, spec).unwrap_or_default().map(|member| MeshPod {
         workload: Workload { sidecar: false, ..member.workload },
         admission: AdmissionReading::NONE,
         node: member.node,
         warnings: Vec::new(),
-        choices: choices(member.choices),
+        sidecar_settings: sidecar_settings(member.sidecar_settings),
     });
     Ok(plain)
 }
@@ -84,7 +84,7 @@ fn address_in(text: &str) -> Option<IpAddr> {
 }
 
 /// Converts a pod as if it had a sidecar.
-fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
+fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
     let meta = &pod.metadata;
     let Some(status) = &pod.status else { return Ok(None) };
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
@@ -94,8 +94,8 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let Some(address) = address else { return Ok(None) };
     let mut other_addresses = addresses_in(status);
     other_addresses.remove(&address);
-    let refused = |field: &str, problem: String, hint: &str| {
-        Box::new(Rejected {
+    let rejected = |field: &str, problem: String, hint: &str| {
+        Box::new(RejectedDocument {
             at: place_of_field(meta, "Pod", field),
             problem,
             hint: hint.to_owned(),
@@ -103,7 +103,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     };
     let name = |text: Option<&str>, field: &str| {
         Name::new(text.unwrap_or_default())
-            .map_err(|error| refused(field, error.to_string(), "use another name"))
+            .map_err(|error| rejected(field, error.to_string(), "use another name"))
     };
     let namespace = name(meta.namespace.as_deref(), "metadata.namespace")?;
     let account = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
@@ -112,7 +112,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         // Every sidecar would accept this account as the control plane.
         let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
         let hint = "use another account, or no sidecar";
-        return Err(refused("spec.serviceAccountName", problem, hint));
+        return Err(rejected("spec.serviceAccountName", problem, hint));
     }
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let says_ready = conditions.iter().any(|it| it.type_ == "Ready" && it.status == "True");
@@ -133,7 +133,7 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
         run: Vec::new(),
         run_options: Box::default(),
         outbound_listeners: Vec::new(),
-        admission: Admission::default(),
+        admission: AdmissionSettings::default(),
         weight,
         ready: says_ready && !is_deleted,
         terminating: says_ready && is_deleted,
@@ -142,9 +142,9 @@ fn read(pod: &Pod, spec: &PodSpec) -> Result<Option<Member>, Box<Rejected>> {
     let node = spec.node_name.clone();
     let marks = images_of_others(meta, "Pod").into_iter().chain(unknown_marks(meta, "Pod"));
     let warnings = warning.into_iter().chain(marks).collect();
-    let (admission, choices) =
-        (AdmissionReading::from_annotations(meta, "Pod"), Choices::of_pod(pod));
-    Ok(Some(Member { workload, admission, node, warnings, choices }))
+    let (admission, sidecar_settings) =
+        (AdmissionReading::from_annotations(meta, "Pod"), SidecarSettings::of_pod(pod));
+    Ok(Some(MeshPod { workload, admission, node, warnings, sidecar_settings }))
 }
 
 /// Returns the weight from the annotation. An invalid value is ignored, with a warning.

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Service as Served, ServicePort as ServedPort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::ObjectMeta;
-use leno_model::{Families, Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
-use leno_registry::{Rejected, Warning, app_protocol};
+use leno_model::{IpFamilies, Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
+use leno_registry::{RejectedDocument, Warning, app_protocol};
 
 use super::slice::{listed_port, listed_selector};
 use super::{is_tcp, named_protocol, place_of_field};
@@ -25,7 +25,7 @@ pub enum ServiceReading {
     /// Not a service of the mesh, with the reason.
     Foreign(&'static str),
     /// An invalid service.
-    Refused(Rejected),
+    Refused(RejectedDocument),
 }
 
 /// Converts a Service.
@@ -67,7 +67,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
                 ports.push(port);
             }
             None => {
-                return ServiceReading::Refused(Rejected {
+                return ServiceReading::Refused(RejectedDocument {
                     at: place_of_field(meta, "Service", &format!("spec.ports[{index}]")),
                     problem: "has an invalid number or name".to_owned(),
                     hint: "use a number from 1 to 65535 and names of lower-case letters, digits \
@@ -82,7 +82,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
     }
     let name = match service_name(meta) {
         Ok(name) => name,
-        Err(refused) => return ServiceReading::Refused(*refused),
+        Err(rejected) => return ServiceReading::Refused(*rejected),
     };
     if is_listed {
         for port in &mut ports {
@@ -103,10 +103,10 @@ pub fn read_service(service: &Served) -> ServiceReading {
     }
 }
 
-fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<Rejected>> {
+fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<RejectedDocument>> {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     ServiceName::new(&part(&meta.namespace), &part(&meta.name)).map_err(|error| {
-        Box::new(Rejected {
+        Box::new(RejectedDocument {
             at: place_of_field(meta, "Service", "metadata.name"),
             problem: error.to_string(),
             hint: "use another name".to_owned(),
@@ -121,12 +121,12 @@ fn cluster_addresses(spec: &ServiceSpec) -> BTreeSet<IpAddr> {
 }
 
 /// Returns the IP families of a Service; `Both` if it does not specify any.
-fn address_families(spec: &ServiceSpec) -> Families {
+fn address_families(spec: &ServiceSpec) -> IpFamilies {
     let has = |family: &str| spec.ip_families.iter().flatten().any(|it| it == family);
     match (has("IPv4"), has("IPv6")) {
-        (true, false) => Families::V4,
-        (false, true) => Families::V6,
-        (true, true) | (false, false) => Families::Both,
+        (true, false) => IpFamilies::V4,
+        (false, true) => IpFamilies::V6,
+        (true, true) | (false, false) => IpFamilies::Both,
     }
 }
 
@@ -232,11 +232,11 @@ mod tests {
         }));
         assert_eq!(service.addresses, BTreeSet::new());
         assert!(!service.unready);
-        assert_eq!(service.families, Families::Both);
+        assert_eq!(service.families, IpFamilies::Both);
         for (written, expected) in [
-            (json!(["IPv4"]), Families::V4),
-            (json!(["IPv6"]), Families::V6),
-            (json!(["IPv6", "IPv4"]), Families::Both),
+            (json!(["IPv4"]), IpFamilies::V4),
+            (json!(["IPv6"]), IpFamilies::V6),
+            (json!(["IPv6", "IPv4"]), IpFamilies::Both),
         ] {
             let spec = json!({
                 "clusterIP": "None", "ipFamilies": written, "selector": {"app": "db"},

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::discovery::v1::{EndpointPort, EndpointSlice};
 use leno_model::{
-    AddressClass, Admission, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload,
+    AddressClass, AdmissionSettings, Name, Protocol, ServiceAccount, ServiceName, Weight, Workload,
     WorkloadName, WorkloadPort,
 };
 
@@ -50,7 +50,7 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             run: Vec::new(),
             run_options: Box::default(),
             outbound_listeners: Vec::new(),
-            admission: Admission::default(),
+            admission: AdmissionSettings::default(),
             weight: Weight::default(),
             ready,
             terminating: serving && ends && !ready,

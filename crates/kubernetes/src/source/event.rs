@@ -10,14 +10,15 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
 use leno_model::{Service, Workload};
-use leno_registry::{Rejected, ServedKind, Warning};
+use leno_registry::{RejectedDocument, ServedKind, Warning};
 
-use super::record::Record;
-use crate::gateway::{self, EDGE_KINDS, Fact};
+use super::status_record::StatusRecord;
+use crate::gateway::{self, ClusterFact, EDGE_KINDS};
 use crate::read::{
-    AdmissionReading, Custom, FOREIGN_CONFIGS, Foreign, Member, NamespaceReading, Nearness,
-    ServiceReading, ZONE, endpoint_addresses, pod_addresses, read_custom, read_endpoints,
-    read_namespace, read_nearness, read_pod, read_service, service_addresses, spoilt_grant,
+    AdmissionReading, CustomResource, FOREIGN_CONFIGS, ForeignMeshSettings, MeshPod,
+    NamespaceReading, ServiceReading, ZONE, ZonePreference, endpoint_addresses, pod_addresses,
+    read_custom, read_endpoints, read_namespace, read_nearness, read_pod, read_service,
+    service_addresses, spoilt_grant,
 };
 
 /// A watch event of one kind.
@@ -25,13 +26,13 @@ pub(crate) enum WatchEvent {
     /// A list begins: all objects follow, then [`WatchEvent::Complete`].
     Begin,
     /// An object was added or changed.
-    Seen(Box<Seen>),
+    Seen(Box<ConvertedObject>),
     /// An object was deleted.
-    Gone(Id),
+    Gone(ObjectId),
     /// The list is complete: objects not seen since [`WatchEvent::Begin`] are deleted.
     Complete,
     /// All existing Secrets of this set have been seen.
-    Covered(Arc<BTreeSet<Id>>),
+    Covered(Arc<BTreeSet<ObjectId>>),
     /// The server lacks the kind.
     Absent,
     /// The server forbids reading it, with this message.
@@ -42,35 +43,35 @@ pub(crate) enum WatchEvent {
 
 /// The identity of an object within its kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Id {
+pub(crate) struct ObjectId {
     /// Empty for cluster-scoped kinds.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
 
 /// A converted object.
-pub(crate) struct Seen {
-    pub(crate) id: Id,
+pub(crate) struct ConvertedObject {
+    pub(crate) id: ObjectId,
     /// The object for the mesh; `None` if it does not concern the mesh.
-    pub(crate) item: Option<Item>,
+    pub(crate) item: Option<MeshItem>,
     /// The object for gateways, if it concerns them.
-    pub(crate) fact: Option<Fact>,
+    pub(crate) fact: Option<ClusterFact>,
     /// The data for its status, if the kind has one that is written.
-    pub(crate) record: Option<Record>,
+    pub(crate) record: Option<StatusRecord>,
 }
 
 /// An object for the mesh.
-pub(crate) enum Item {
-    Pod(Result<Member, Box<Rejected>>),
-    Service(Result<Offered, Rejected>),
+pub(crate) enum MeshItem {
+    Pod(Result<MeshPod, Box<RejectedDocument>>),
+    Service(Result<SelectorService, RejectedDocument>),
     /// A service without a selector.
     Listed(Service),
     /// The endpoints of an EndpointSlice.
     Endpoints(Vec<Workload>),
     Namespace(NamespaceReading),
-    Custom(Custom),
+    Custom(CustomResource),
     /// The settings of another mesh.
-    Foreign(Foreign),
+    Foreign(ForeignMeshSettings),
     /// Addresses of the API server.
     ApiServer(BTreeSet<SocketAddr>),
     /// A node with its zone.
@@ -78,112 +79,112 @@ pub(crate) enum Item {
 }
 
 /// A service that clients in the mesh may call.
-pub(crate) struct Offered {
+pub(crate) struct SelectorService {
     pub(crate) service: Service,
     pub(crate) warnings: Vec<Warning>,
     /// Its zone preference, if any.
-    pub(crate) nearness: Option<Nearness>,
+    pub(crate) zone_preference: Option<ZonePreference>,
 }
 
-impl Id {
+impl ObjectId {
     pub(crate) fn from_object(object: &impl kube::ResourceExt) -> Self {
         Self { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
     }
 }
 
-impl Seen {
+impl ConvertedObject {
     pub(crate) fn from_pod(pod: Pod) -> Self {
-        let item = read_pod(&pod).transpose().map(Item::Pod);
-        let fact = Some(pod_addresses(&pod)).filter(|all| !all.is_empty()).map(Fact::Pod);
+        let item = read_pod(&pod).transpose().map(MeshItem::Pod);
+        let fact = Some(pod_addresses(&pod)).filter(|all| !all.is_empty()).map(ClusterFact::Pod);
         let is_odd = match &item {
-            Some(Item::Pod(Ok(member))) => {
+            Some(MeshItem::Pod(Ok(member))) => {
                 member.admission != AdmissionReading::NONE
                     || !member.warnings.is_empty()
-                    || member.choices.says_something()
+                    || member.sidecar_settings.says_something()
             }
-            Some(Item::Pod(Err(_))) => true,
+            Some(MeshItem::Pod(Err(_))) => true,
             _ => false,
         };
-        let record = is_odd.then(|| Record::from_builtin(&pod));
-        Self { id: Id::from_object(&pod), item, fact, record }
+        let record = is_odd.then(|| StatusRecord::from_builtin(&pod));
+        Self { id: ObjectId::from_object(&pod), item, fact, record }
     }
 
     pub(crate) fn from_service(served: ServedService) -> Self {
         let item = match read_service(&served) {
             ServiceReading::Ours(service, mut warnings) => {
-                let (nearness, warning) = read_nearness(&served);
+                let (zone_preference, warning) = read_nearness(&served);
                 warnings.extend(warning);
-                Some(Item::Service(Ok(Offered { service, warnings, nearness })))
+                Some(MeshItem::Service(Ok(SelectorService { service, warnings, zone_preference })))
             }
-            ServiceReading::Listed(service, _) => Some(Item::Listed(service)),
-            ServiceReading::Refused(refused) => Some(Item::Service(Err(refused))),
-            ServiceReading::Foreign(why) => {
+            ServiceReading::Listed(service, _) => Some(MeshItem::Listed(service)),
+            ServiceReading::Refused(rejected) => Some(MeshItem::Service(Err(rejected))),
+            ServiceReading::Foreign(cause) => {
                 let (namespace, name) = (served.namespace(), served.name_any());
-                tracing::debug!(namespace, name, reason = why, "Service is not part of the mesh");
+                tracing::debug!(namespace, name, reason = cause, "Service is not part of the mesh");
                 None
             }
         };
         let is_odd = match &item {
-            Some(Item::Service(Ok(offered))) => !offered.warnings.is_empty(),
-            Some(Item::Service(Err(_))) => true,
+            Some(MeshItem::Service(Ok(offered))) => !offered.warnings.is_empty(),
+            Some(MeshItem::Service(Err(_))) => true,
             _ => false,
         };
-        let record = is_odd.then(|| Record::from_builtin(&served));
-        Self { id: Id::from_object(&served), item, fact: None, record }
+        let record = is_odd.then(|| StatusRecord::from_builtin(&served));
+        Self { id: ObjectId::from_object(&served), item, fact: None, record }
     }
 
     /// Converts a node; only its zone is kept.
     pub(crate) fn from_node(node: PartialObjectMeta<Node>) -> Self {
         let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE).cloned());
-        let item = Some(Item::Node(zone));
-        Self { id: Id::from_object(&node), item, fact: None, record: None }
+        let item = Some(MeshItem::Node(zone));
+        Self { id: ObjectId::from_object(&node), item, fact: None, record: None }
     }
 
     /// Converts the Service of the API server.
     pub(crate) fn api_server_service(service: ServedService) -> Self {
-        let item = Some(Item::ApiServer(service_addresses(&service)));
-        Self { id: Id::from_object(&service), item, fact: None, record: None }
+        let item = Some(MeshItem::ApiServer(service_addresses(&service)));
+        Self { id: ObjectId::from_object(&service), item, fact: None, record: None }
     }
 
     /// Converts the endpoints of the API server.
     pub(crate) fn api_server_endpoints(slice: EndpointSlice) -> Self {
-        let item = Some(Item::ApiServer(endpoint_addresses(&slice)));
-        Self { id: Id::from_object(&slice), item, fact: None, record: None }
+        let item = Some(MeshItem::ApiServer(endpoint_addresses(&slice)));
+        Self { id: ObjectId::from_object(&slice), item, fact: None, record: None }
     }
 
     pub(crate) fn from_slice(slice: EndpointSlice) -> Self {
-        let item = Some(Item::Endpoints(read_endpoints(&slice)));
-        Self { id: Id::from_object(&slice), item, fact: None, record: None }
+        let item = Some(MeshItem::Endpoints(read_endpoints(&slice)));
+        Self { id: ObjectId::from_object(&slice), item, fact: None, record: None }
     }
 
     /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
-    pub(crate) fn from_secret(secret: Secret, wanted: &BTreeSet<Id>) -> Self {
-        let id = Id::from_object(&secret);
+    pub(crate) fn from_secret(secret: Secret, wanted: &BTreeSet<ObjectId>) -> Self {
+        let id = ObjectId::from_object(&secret);
         let fact = wanted.contains(&id).then(|| gateway::read_certificate(&secret));
         Self { id, item: None, fact, record: None }
     }
 
     pub(crate) fn from_deployment(deployment: Deployment) -> Self {
         let fact = Some(gateway::read_deployment(&deployment));
-        Self { id: Id::from_object(&deployment), item: None, fact, record: None }
+        Self { id: ObjectId::from_object(&deployment), item: None, fact, record: None }
     }
 
     /// Converts the Service of a gateway.
     pub(crate) fn gateway_service(service: ServedService) -> Self {
         let fact = Some(gateway::read_service(&service));
-        Self { id: Id::from_object(&service), item: None, fact, record: None }
+        Self { id: ObjectId::from_object(&service), item: None, fact, record: None }
     }
 
     pub(crate) fn from_namespace(object: Namespace) -> Self {
         let reading = read_namespace(&object);
         let is_odd = reading.admission != AdmissionReading::NONE
             || !reading.warnings.is_empty()
-            || reading.choices.says_something();
-        let record = is_odd.then(|| Record::from_builtin(&object));
-        let says_something = is_odd || reading.choices.has_injection;
-        let item = says_something.then_some(Item::Namespace(reading));
-        let fact = Some(Fact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
-        Self { id: Id::from_object(&object), item, fact, record }
+            || reading.sidecar_settings.says_something();
+        let record = is_odd.then(|| StatusRecord::from_builtin(&object));
+        let says_something = is_odd || reading.sidecar_settings.has_injection;
+        let item = says_something.then_some(MeshItem::Namespace(reading));
+        let fact = Some(ClusterFact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
+        Self { id: ObjectId::from_object(&object), item, fact, record }
     }
 
     pub(crate) fn from_custom(
@@ -191,8 +192,9 @@ impl Seen {
         resource: &Arc<ApiResource>,
         object: DynamicObject,
     ) -> Self {
-        let (id, record) = (Id::from_object(&object), Record::from_custom(kind, resource, &object));
-        let spoilt = spoilt_grant(kind, &object).map(Item::Custom);
+        let (id, record) =
+            (ObjectId::from_object(&object), StatusRecord::from_custom(kind, resource, &object));
+        let spoilt = spoilt_grant(kind, &object).map(MeshItem::Custom);
         let fact = gateway::read_fact(kind, &resource.api_version, &object);
         let fact = fact.filter(|_| spoilt.is_none());
         let item = if spoilt.is_some() {
@@ -200,9 +202,9 @@ impl Seen {
         } else if EDGE_KINDS.contains(&kind) {
             None
         } else if FOREIGN_CONFIGS.contains(&kind) {
-            Foreign::read(&object).map(Item::Foreign)
+            ForeignMeshSettings::read(&object).map(MeshItem::Foreign)
         } else {
-            read_custom(kind, &resource.api_version, object).map(Item::Custom)
+            read_custom(kind, &resource.api_version, object).map(MeshItem::Custom)
         };
         // No record for objects that do not concern the mesh and have no status of ours.
         let matters = item.is_some() || fact.is_some();

@@ -8,8 +8,8 @@ use kube::api::ListParams;
 use leno_model::{Floor, Name};
 use leno_registry::served_kinds;
 
-use super::event::{Seen, WatchEvent};
-use super::kinds::{Found, Watched, find_version};
+use super::event::{ConvertedObject, WatchEvent};
+use super::kinds::{DiscoveredKind, WatchedKind, find_version};
 use super::store::ObjectStore;
 use crate::api::ApiError;
 use crate::inject::Exclusions;
@@ -26,16 +26,16 @@ pub async fn sidecar_settings(
 ) -> Result<(Exclusions, Floor), ApiError> {
     let own = served_kinds().into_iter().filter(|it| it.kind == "MeshConfig");
     let kinds: Vec<_> = own.chain(FOREIGN_CONFIGS).collect();
-    let mut store = ObjectStore::new(kinds.iter().copied().map(Watched::Custom).collect());
+    let mut store = ObjectStore::new(kinds.iter().copied().map(WatchedKind::Custom).collect());
     store.take_settings_of(namespaces);
     for (index, kind) in kinds.into_iter().enumerate() {
-        let Found::Served(served) = find_version(client, kind).await? else { continue };
+        let DiscoveredKind::Served(served) = find_version(client, kind).await? else { continue };
         let (api, resource) = *served;
         let resource = Arc::new(resource);
         for object in api.list(&ListParams::default()).await? {
             store.apply_event(
                 index,
-                WatchEvent::Seen(Box::new(Seen::from_custom(kind, &resource, object))),
+                WatchEvent::Seen(Box::new(ConvertedObject::from_custom(kind, &resource, object))),
             );
         }
     }

@@ -18,13 +18,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::arrivals::PAGE_SIZE;
-use super::event::{Id, Seen, WatchEvent};
+use super::event::{ConvertedObject, ObjectId, WatchEvent};
 use crate::api::{ApiError, ObjectApi, resources_of};
 use crate::words::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
 
 /// A watched kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Watched {
+pub(crate) enum WatchedKind {
     Pods,
     Services,
     Namespaces,
@@ -45,7 +45,7 @@ pub(crate) enum Watched {
     Custom(ServedKind),
 }
 
-impl Watched {
+impl WatchedKind {
     /// Returns the name of the kind.
     pub(crate) fn kind_name(self) -> &'static str {
         match self {
@@ -83,93 +83,93 @@ impl Watched {
 }
 
 /// The watch of one kind.
-pub(crate) struct Following {
+pub(crate) struct KindWatch {
     pub(crate) client: Client,
-    pub(crate) watched: Watched,
+    pub(crate) watched: WatchedKind,
     /// The index of the kind in events.
     pub(crate) index: usize,
     /// The number of changes of definitions.
     pub(crate) arrivals: watch::Receiver<u64>,
     /// The Secrets that gateways refer to.
-    pub(crate) secrets: watch::Receiver<Arc<BTreeSet<Id>>>,
+    pub(crate) secrets: watch::Receiver<Arc<BTreeSet<ObjectId>>>,
     /// The Secrets that the watch covers; `None` for watches of all objects.
-    pub(crate) covering: Option<Covering>,
+    pub(crate) covering: Option<CoveredSecrets>,
     pub(crate) event: mpsc::Sender<(usize, WatchEvent)>,
     pub(crate) look_again: Duration,
 }
 
 /// The Secrets that a watch covers.
-pub(crate) struct Covering {
-    secrets: Arc<BTreeSet<Id>>,
+pub(crate) struct CoveredSecrets {
+    secrets: Arc<BTreeSet<ObjectId>>,
     /// True when all of them have been listed.
     listed: watch::Sender<bool>,
 }
 
 /// The receiver is dropped.
-struct Over;
+struct ReceiverDropped;
 
 /// The reason that a watch ended.
-enum End {
+enum WatchEnd {
     /// The server lacks the kind, or this version of it.
     Absent,
     Over,
 }
 
 /// The result of discovery for a kind.
-pub(crate) enum Found {
+pub(crate) enum DiscoveredKind {
     Served(Box<(ObjectApi<DynamicObject>, ApiResource)>),
     Absent,
 }
 
-impl Following {
+impl KindWatch {
     /// Runs until the receiver is dropped.
     pub(crate) async fn run(mut self) {
         let client = self.client.clone();
         match self.watched {
-            Watched::Pods => {
+            WatchedKind::Pods => {
                 // Terminated pods count as deleted.
                 let config = Config::default()
                     .fields("status.phase!=Succeeded,status.phase!=Failed")
                     .page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::from_pod).await;
+                self.watch_all(config, ConvertedObject::from_pod).await;
             }
-            Watched::Services => {
+            WatchedKind::Services => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::from_service).await;
+                self.watch_all(config, ConvertedObject::from_service).await;
             }
-            Watched::Namespaces => {
+            WatchedKind::Namespaces => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::from_namespace).await;
+                self.watch_all(config, ConvertedObject::from_namespace).await;
             }
-            Watched::Nodes => {
+            WatchedKind::Nodes => {
                 let config = Config::default().page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::from_node).await;
+                self.watch_all(config, ConvertedObject::from_node).await;
             }
-            Watched::ApiServerService => {
+            WatchedKind::ApiServerService => {
                 let api = ObjectApi::<Service>::for_namespace(client, &API_SERVER_NAMESPACE);
-                self.watch_builtin(api, api_server(), Seen::api_server_service).await;
+                self.watch_builtin(api, api_server(), ConvertedObject::api_server_service).await;
             }
-            Watched::ApiServerEndpoints => {
+            WatchedKind::ApiServerEndpoints => {
                 let api = ObjectApi::<EndpointSlice>::for_namespace(client, &API_SERVER_NAMESPACE);
-                self.watch_builtin(api, api_server(), Seen::api_server_endpoints).await;
+                self.watch_builtin(api, api_server(), ConvertedObject::api_server_endpoints).await;
             }
-            Watched::Slices => {
+            WatchedKind::Slices => {
                 // Slices of the built-in controller list pods that are watched anyway.
                 let config = Config::default().labels(NOT_OF_PODS).page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::from_slice).await;
+                self.watch_all(config, ConvertedObject::from_slice).await;
             }
-            Watched::Secrets => {
+            WatchedKind::Secrets => {
                 self.watch_secrets().await.ok();
             }
-            Watched::Deployments => {
+            WatchedKind::Deployments => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::from_deployment).await;
+                self.watch_all(config, ConvertedObject::from_deployment).await;
             }
-            Watched::GatewayServices => {
+            WatchedKind::GatewayServices => {
                 let config = Config::default().labels(GATEWAY_PART).page_size(PAGE_SIZE);
-                self.watch_all(config, Seen::gateway_service).await;
+                self.watch_all(config, ConvertedObject::gateway_service).await;
             }
-            Watched::Custom(kind) => {
+            WatchedKind::Custom(kind) => {
                 // A dropped receiver ends the task.
                 self.watch_custom(kind).await.ok();
             }
@@ -177,24 +177,24 @@ impl Following {
     }
 
     /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
-    async fn watch_secrets(&mut self) -> Result<(), Over> {
+    async fn watch_secrets(&mut self) -> Result<(), ReceiverDropped> {
         loop {
             let mut reported = self.secrets.clone();
             let wanted = Arc::clone(&reported.borrow_and_update());
             if wanted.is_empty() {
                 self.send_event(WatchEvent::Covered(wanted)).await?;
-                reported.changed().await.map_err(|_| Over)?;
+                reported.changed().await.map_err(|_| ReceiverDropped)?;
                 continue;
             }
             let (listed, is_listed) = watch::channel(false);
-            self.covering = Some(Covering { secrets: Arc::clone(&wanted), listed });
+            self.covering = Some(CoveredSecrets { secrets: Arc::clone(&wanted), listed });
             let api: ObjectApi<Secret> = ObjectApi::for_all_namespaces(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
-            let read = |secret| Seen::from_secret(secret, &wanted);
+            let read = |secret| ConvertedObject::from_secret(secret, &wanted);
             tokio::select! {
                 end = self.stream_of(api, config, read) => match end {
-                    End::Over => return Err(Over),
-                    End::Absent => sleep(PAUSE_MIN).await,
+                    WatchEnd::Over => return Err(ReceiverDropped),
+                    WatchEnd::Absent => sleep(PAUSE_MIN).await,
                 },
                 // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
                 changed = until_others(&mut reported, &wanted, is_listed) => changed?,
@@ -202,22 +202,22 @@ impl Following {
         }
     }
 
-    async fn watch_custom(&mut self, kind: ServedKind) -> Result<(), Over> {
+    async fn watch_custom(&mut self, kind: ServedKind) -> Result<(), ReceiverDropped> {
         let mut pause = PAUSE_MIN;
         loop {
             match find_version(&self.client, kind).await {
-                Ok(Found::Served(served)) => {
+                Ok(DiscoveredKind::Served(served)) => {
                     let (api, resource) = *served;
                     let resource = Arc::new(resource);
                     let config = Config::default().page_size(PAGE_SIZE);
-                    let read = move |object| Seen::from_custom(kind, &resource, object);
+                    let read = move |object| ConvertedObject::from_custom(kind, &resource, object);
                     match self.stream_of(api, config, read).await {
-                        End::Over => return Err(Over),
-                        End::Absent => sleep(PAUSE_MIN).await,
+                        WatchEnd::Over => return Err(ReceiverDropped),
+                        WatchEnd::Absent => sleep(PAUSE_MIN).await,
                     }
                     pause = PAUSE_MIN;
                 }
-                Ok(Found::Absent) => {
+                Ok(DiscoveredKind::Absent) => {
                     self.send_event(WatchEvent::Absent).await?;
                     self.wait_for_arrival(kind).await;
                     pause = PAUSE_MIN;
@@ -244,19 +244,19 @@ impl Following {
             Ok(()) = self.arrivals.changed() => {}
         }
         for _ in 0..LOOKS_AFTER_ARRIVAL {
-            if matches!(find_version(&self.client, kind).await, Ok(Found::Served(..))) {
+            if matches!(find_version(&self.client, kind).await, Ok(DiscoveredKind::Served(..))) {
                 return;
             }
             sleep(PAUSE_MIN).await;
         }
     }
 
-    async fn send_event(&self, event: WatchEvent) -> Result<(), Over> {
-        self.event.send((self.index, event)).await.map_err(|_| Over)
+    async fn send_event(&self, event: WatchEvent) -> Result<(), ReceiverDropped> {
+        self.event.send((self.index, event)).await.map_err(|_| ReceiverDropped)
     }
 
     /// Watches the objects of all namespaces of a kind that every server has.
-    async fn watch_all<K>(&self, config: Config, read: impl Fn(K) -> Seen)
+    async fn watch_all<K>(&self, config: Config, read: impl Fn(K) -> ConvertedObject)
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone + Default,
@@ -266,17 +266,26 @@ impl Following {
     }
 
     /// Watches a kind that every server has.
-    async fn watch_builtin<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen)
-    where
+    async fn watch_builtin<K>(
+        &self,
+        api: ObjectApi<K>,
+        config: Config,
+        read: impl Fn(K) -> ConvertedObject,
+    ) where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone,
     {
-        while let End::Absent = self.stream_of(api.clone(), config.clone(), &read).await {
+        while let WatchEnd::Absent = self.stream_of(api.clone(), config.clone(), &read).await {
             sleep(PAUSE_MIN).await;
         }
     }
 
-    async fn stream_of<K>(&self, api: ObjectApi<K>, config: Config, read: impl Fn(K) -> Seen) -> End
+    async fn stream_of<K>(
+        &self,
+        api: ObjectApi<K>,
+        config: Config,
+        read: impl Fn(K) -> ConvertedObject,
+    ) -> WatchEnd
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
@@ -292,7 +301,7 @@ impl Following {
                         let covered = WatchEvent::Covered(Arc::clone(&covering.secrets));
                         for event in [WatchEvent::Complete, covered] {
                             if self.send_event(event).await.is_err() {
-                                return End::Over;
+                                return WatchEnd::Over;
                             }
                         }
                         covering.listed.send_replace(true);
@@ -300,9 +309,9 @@ impl Following {
                     }
                     None => WatchEvent::Complete,
                 },
-                Ok(Event::Delete(object)) => WatchEvent::Gone(Id::from_object(&object)),
+                Ok(Event::Delete(object)) => WatchEvent::Gone(ObjectId::from_object(&object)),
                 Err(error) => match error.status_code() {
-                    Some(404) => return End::Absent,
+                    Some(404) => return WatchEnd::Absent,
                     // The resource version has expired: the client lists again.
                     Some(410) => continue,
                     Some(403) => WatchEvent::Forbidden(error.to_string()),
@@ -310,29 +319,32 @@ impl Following {
                 },
             };
             if self.send_event(event).await.is_err() {
-                return End::Over;
+                return WatchEnd::Over;
             }
         }
-        End::Over
+        WatchEnd::Over
     }
 }
 
 /// Waits until a different set of Secrets is needed, but not before the current one has been listed: otherwise
 /// frequent changes would prevent any list from completing.
 async fn until_others(
-    reported: &mut watch::Receiver<Arc<BTreeSet<Id>>>,
-    covered: &Arc<BTreeSet<Id>>,
+    reported: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
+    covered: &Arc<BTreeSet<ObjectId>>,
     mut is_listed: watch::Receiver<bool>,
-) -> Result<(), Over> {
+) -> Result<(), ReceiverDropped> {
     if is_listed.wait_for(|listed| *listed).await.is_err() {
         return std::future::pending().await;
     }
     // Compares by pointer: Secrets that were dropped and added again in between were not kept.
-    reported.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| Over)
+    reported.wait_for(|now| !Arc::ptr_eq(now, covered)).await.map(drop).map_err(|_| ReceiverDropped)
 }
 
 /// Finds the preferred version of a kind on the server.
-pub(crate) async fn find_version(client: &Client, kind: ServedKind) -> Result<Found, ApiError> {
+pub(crate) async fn find_version(
+    client: &Client,
+    kind: ServedKind,
+) -> Result<DiscoveredKind, ApiError> {
     for api_version in kind.api_versions {
         let list = match resources_of(client, api_version).await {
             Ok(list) => list,
@@ -351,10 +363,10 @@ pub(crate) async fn find_version(client: &Client, kind: ServedKind) -> Result<Fo
                 plural: resource.name,
             };
             let api = ObjectApi::for_dynamic_kind(client.clone(), None, &resource)?;
-            return Ok(Found::Served(Box::new((api, resource))));
+            return Ok(DiscoveredKind::Served(Box::new((api, resource))));
         }
     }
-    Ok(Found::Absent)
+    Ok(DiscoveredKind::Absent)
 }
 
 /// Selects the object of the API server: its Service and its slice have the same name.

@@ -4,14 +4,14 @@ use std::fmt;
 
 /// The kinds that have to be listed before the first update.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
+pub struct ListProgress {
     /// Kinds that are not listed yet.
     pub(crate) waiting: Vec<&'static str>,
     /// Kinds that are not listed because the server forbids it.
     pub(crate) forbidden: Vec<&'static str>,
 }
 
-impl Progress {
+impl ListProgress {
     /// Returns true if every kind has been listed, or is known to be absent.
     #[must_use]
     pub fn is_synced(&self) -> bool {
@@ -19,7 +19,7 @@ impl Progress {
     }
 }
 
-impl fmt::Display for Progress {
+impl fmt::Display for ListProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.forbidden.as_slice(), self.waiting.as_slice()) {
             ([], []) => f.write_str("every kind of the API server has been listed"),

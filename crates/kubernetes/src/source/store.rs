@@ -3,95 +3,96 @@
 mod boundary;
 mod conflicts;
 mod dangling;
-mod edge;
+mod desired_statuses;
 mod effect;
-mod elected;
 mod enforcement;
 mod external_principals;
 mod floor;
+mod gateway_state;
 mod idle;
 mod joined;
-mod judge;
-mod listed;
 mod mesh_config;
-mod places;
-mod routed;
+mod objects_in_force;
+mod routed_services;
+mod selectorless_services;
 mod services;
+mod zone_preferences;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leno_model::{
-    Admission, Change, Name, Object, ObjectKey, Service, ServiceName, Workload, WorkloadName,
+    AdmissionSettings, Change, Name, Object, ObjectKey, Service, ServiceName, Workload,
+    WorkloadName,
 };
-use leno_registry::{Place, Rejected, Update, Warning};
+use leno_registry::{DocumentLocation, RegistryUpdate, RejectedDocument, Warning};
 
-use self::edge::Edge;
-use self::elected::Elected;
 use self::external_principals::ExternalPrincipals;
 use self::floor::Floors;
-use self::listed::Listed;
-use self::mesh_config::Settings;
-use self::places::Places;
-use self::routed::Routed;
-use self::services::Services;
-use super::event::{Id, Item, Offered, Seen, WatchEvent};
-use super::kinds::Watched;
-use super::progress::Progress;
-use super::record::Record;
-use crate::read::{Custom, Member, NamespaceReading, matches_selector, with_target_ports};
+use self::gateway_state::GatewayState;
+use self::mesh_config::MeshSettings;
+use self::objects_in_force::ObjectsInForce;
+use self::routed_services::RoutedServices;
+use self::selectorless_services::SelectorlessServices;
+use self::services::ServiceIndex;
+use self::zone_preferences::ZonePreferences;
+use super::event::{ConvertedObject, MeshItem, ObjectId, SelectorService, WatchEvent};
+use super::kinds::WatchedKind;
+use super::progress::ListProgress;
+use super::status_record::StatusRecord;
+use crate::read::{CustomResource, MeshPod, NamespaceReading, matches_selector, with_target_ports};
 
 /// The store of all objects, with the changes that have not been published yet.
 pub(crate) struct ObjectStore {
-    kinds: Vec<Standing>,
+    kinds: Vec<KindState>,
     /// The list of its kind in which each object was last seen.
-    seen: BTreeMap<Origin, u64>,
+    seen: BTreeMap<ObjectOrigin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
-    services: Services,
-    listed: Listed,
+    services: ServiceIndex,
+    listed: SelectorlessServices,
     /// Gateways, if the kinds that they need are watched.
-    edge: Option<Edge>,
-    namespaces: BTreeMap<Name, Admission>,
+    edge: Option<GatewayState>,
+    namespaces: BTreeMap<Name, AdmissionSettings>,
     /// The namespaces that were read at least once; those without annotations are not in `namespaces`.
     read_namespaces: BTreeSet<Name>,
-    settings: Settings,
+    settings: MeshSettings,
     floors: Floors,
     external_principals: ExternalPrincipals,
-    places: Places,
-    customs: Elected,
-    routed: Routed,
+    places: ZonePreferences,
+    custom_resources: ObjectsInForce,
+    routed: RoutedServices,
     /// The services that routes name, also where each names one only.
-    attached: Routed,
+    attached: RoutedServices,
     /// Those of them with pods of which none has a sidecar.
     outside: BTreeSet<ServiceName>,
     /// The services with pods that are sources of an ingress policy.
-    let_in: BTreeSet<ServiceName>,
+    ingress_sources: BTreeSet<ServiceName>,
     /// The services that have had pods with a sidecar.
     joined: BTreeSet<ServiceName>,
-    diagnostics: BTreeMap<Origin, (Vec<Rejected>, Vec<Warning>)>,
+    diagnostics: BTreeMap<ObjectOrigin, (Vec<RejectedDocument>, Vec<Warning>)>,
     /// Statuses that the API server rejects.
     unwritten: Arc<Vec<Warning>>,
     /// The data of custom resources for their statuses.
-    records: BTreeMap<Origin, Record>,
+    records: BTreeMap<ObjectOrigin, StatusRecord>,
     /// True if statuses may have changed.
-    unjudged: bool,
+    statuses_stale: bool,
     /// The objects that may differ from the published ones.
     dirty: BTreeSet<ObjectKey>,
     reported: BTreeMap<ObjectKey, Object>,
     /// The published rejections and warnings; `None` before the first update.
-    last: Option<(Vec<Rejected>, Vec<Warning>)>,
+    last: Option<(Vec<RejectedDocument>, Vec<Warning>)>,
 }
 
 /// An object, with the index of its kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Origin {
+pub(crate) struct ObjectOrigin {
     pub(crate) kind: usize,
-    pub(crate) id: Id,
+    pub(crate) id: ObjectId,
 }
 
 /// The state of a kind.
-struct Standing {
-    watched: Watched,
+struct KindState {
+    watched: WatchedKind,
     /// True if it has been listed once, or cannot be.
     settled: bool,
     /// The number of the current list.
@@ -101,32 +102,33 @@ struct Standing {
 }
 
 impl ObjectStore {
-    pub(crate) fn new(kinds: Vec<Watched>) -> Self {
-        let edge = kinds.contains(&Watched::GatewayServices).then(Edge::default);
-        let standing = |watched| Standing { watched, settled: false, listing: 0, forbidden: None };
+    pub(crate) fn new(kinds: Vec<WatchedKind>) -> Self {
+        let edge = kinds.contains(&WatchedKind::GatewayServices).then(GatewayState::default);
+        let kind_state =
+            |watched| KindState { watched, settled: false, listing: 0, forbidden: None };
         Self {
-            kinds: kinds.into_iter().map(standing).collect(),
+            kinds: kinds.into_iter().map(kind_state).collect(),
             seen: BTreeMap::new(),
             workloads: BTreeMap::new(),
-            services: Services::default(),
-            listed: Listed::default(),
+            services: ServiceIndex::default(),
+            listed: SelectorlessServices::default(),
             edge,
             namespaces: BTreeMap::new(),
             read_namespaces: BTreeSet::new(),
-            settings: Settings::default(),
+            settings: MeshSettings::default(),
             floors: Floors::default(),
             external_principals: ExternalPrincipals::default(),
-            places: Places::default(),
-            customs: Elected::default(),
-            routed: Routed::default(),
-            attached: Routed::default(),
+            places: ZonePreferences::default(),
+            custom_resources: ObjectsInForce::default(),
+            routed: RoutedServices::default(),
+            attached: RoutedServices::default(),
             outside: BTreeSet::new(),
-            let_in: BTreeSet::new(),
+            ingress_sources: BTreeSet::new(),
             joined: BTreeSet::new(),
             diagnostics: BTreeMap::new(),
             unwritten: Arc::default(),
             records: BTreeMap::new(),
-            unjudged: false,
+            statuses_stale: false,
             dirty: BTreeSet::new(),
             reported: BTreeMap::new(),
             last: None,
@@ -135,17 +137,17 @@ impl ObjectStore {
 
     /// Returns the name of the kind with this index.
     pub(crate) fn kind_name(&self, kind: usize) -> &'static str {
-        self.kinds.get(kind).map_or("", |standing| standing.watched.kind_name())
+        self.kinds.get(kind).map_or("", |kind_state| kind_state.watched.kind_name())
     }
 
     /// Returns the kinds that have not been listed yet.
-    pub(crate) fn progress(&self) -> Progress {
-        let waiting = self.kinds.iter().filter(|standing| !standing.settled);
+    pub(crate) fn progress(&self) -> ListProgress {
+        let waiting = self.kinds.iter().filter(|kind_state| !kind_state.settled);
         let (forbidden, waiting): (Vec<_>, Vec<_>) =
-            waiting.partition(|standing| standing.forbidden.is_some());
+            waiting.partition(|kind_state| kind_state.forbidden.is_some());
         // The first update waits for Secrets, so that it does not publish gateways without certificates.
         let first = self.last.is_none() && self.waits_for_secrets();
-        Progress {
+        ListProgress {
             waiting: kind_names(&waiting).chain(first.then_some("Secret")).collect(),
             forbidden: kind_names(&forbidden).collect(),
         }
@@ -158,52 +160,52 @@ impl ObjectStore {
 
     /// Applies a watch event of a kind.
     pub(crate) fn apply_event(&mut self, kind: usize, event: WatchEvent) {
-        let Some(standing) = self.kinds.get_mut(kind) else { return };
+        let Some(kind_state) = self.kinds.get_mut(kind) else { return };
         match event {
             WatchEvent::Begin => {
-                standing.listing += 1;
-                standing.forbidden = None;
+                kind_state.listing += 1;
+                kind_state.forbidden = None;
             }
             WatchEvent::Seen(seen) => {
-                let listing = standing.listing;
+                let listing = kind_state.listing;
                 self.store_seen(kind, listing, *seen);
             }
-            WatchEvent::Gone(id) => self.forget_object(&Origin { kind, id }),
+            WatchEvent::Gone(id) => self.forget_object(&ObjectOrigin { kind, id }),
             WatchEvent::Covered(ids) => {
-                standing.settled = true;
+                kind_state.settled = true;
                 if ids.is_empty() {
                     self.remove_unlisted(kind, |_| true);
                 }
                 self.edge.iter_mut().for_each(|edge| edge.set_covered(Arc::clone(&ids)));
             }
             WatchEvent::Complete => {
-                standing.settled = true;
-                let listing = standing.listing;
+                kind_state.settled = true;
+                let listing = kind_state.listing;
                 self.remove_unlisted(kind, |seen| seen < listing);
             }
             WatchEvent::Absent => {
-                standing.settled = true;
-                standing.forbidden = None;
+                kind_state.settled = true;
+                kind_state.forbidden = None;
                 self.remove_unlisted(kind, |_| true);
             }
-            WatchEvent::Forbidden(why) => {
+            WatchEvent::Forbidden(reason) => {
                 // Unknown objects are not the same as no objects.
-                standing.settled |= !standing.watched.decides_access();
-                standing.forbidden = Some(why);
-                if standing.watched == Watched::Secrets {
-                    self.edge.iter_mut().for_each(Edge::cover_nothing);
+                kind_state.settled |= !kind_state.watched.decides_access();
+                kind_state.forbidden = Some(reason);
+                if kind_state.watched == WatchedKind::Secrets {
+                    self.edge.iter_mut().for_each(GatewayState::cover_nothing);
                 }
             }
             WatchEvent::Failing(_) => {
-                if standing.watched == Watched::Secrets {
-                    self.edge.iter_mut().for_each(Edge::mark_failed);
+                if kind_state.watched == WatchedKind::Secrets {
+                    self.edge.iter_mut().for_each(GatewayState::mark_failed);
                 }
             }
         }
     }
 
     /// Returns the changes to publish; `None` before every kind has been listed.
-    pub(crate) fn flush(&mut self) -> Option<Update> {
+    pub(crate) fn flush(&mut self) -> Option<RegistryUpdate> {
         if !self.is_settled() || (self.last.is_none() && self.waits_for_secrets()) {
             return None;
         }
@@ -226,7 +228,7 @@ impl ObjectStore {
         }
         self.last = last;
         let objects = self.reported.len();
-        Some(Update {
+        Some(RegistryUpdate {
             changes: removals,
             rejected,
             warnings,
@@ -243,16 +245,16 @@ impl ObjectStore {
 
     /// Returns true if every kind has been listed.
     fn is_settled(&self) -> bool {
-        self.kinds.iter().all(|standing| standing.settled)
+        self.kinds.iter().all(|kind_state| kind_state.settled)
     }
 
     /// Returns true while gateways refer to Secrets that have not been listed.
     fn waits_for_secrets(&self) -> bool {
-        self.edge.as_ref().is_some_and(Edge::holds_back)
+        self.edge.as_ref().is_some_and(GatewayState::holds_back)
     }
 
-    fn store_seen(&mut self, kind: usize, listing: u64, seen: Seen) {
-        let origin = Origin { kind, id: seen.id };
+    fn store_seen(&mut self, kind: usize, listing: u64, seen: ConvertedObject) {
+        let origin = ObjectOrigin { kind, id: seen.id };
         let item = seen.item;
         if item.is_none() {
             self.forget_item(&origin);
@@ -261,31 +263,31 @@ impl ObjectStore {
         self.see_fact(&origin, listing, seen.fact);
         match seen.record {
             Some(record) => {
-                self.unjudged = true;
+                self.statuses_stale = true;
                 self.records.insert(origin.clone(), record);
                 self.seen.insert(origin.clone(), listing);
             }
             // The object has no status any more.
-            None => self.unjudged |= self.records.remove(&origin).is_some(),
+            None => self.statuses_stale |= self.records.remove(&origin).is_some(),
         }
         let Some(item) = item else { return };
         self.diagnostics.remove(&origin);
         match item {
-            Item::Pod(pod) => self.see_pod(&origin, pod),
-            Item::Service(service) => self.see_service(&origin, service),
-            Item::Listed(service) => self.see_listed(service),
-            Item::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
-            Item::Namespace(reading) => self.see_namespace(&origin, reading),
-            Item::Custom(custom) => self.see_custom(&origin, custom),
-            Item::Foreign(foreign) => self.see_foreign(&origin, foreign),
-            Item::ApiServer(addresses) => self.see_api_server(&origin, addresses),
-            Item::Node(zone) => self.see_node(&origin.id.name, zone),
+            MeshItem::Pod(pod) => self.see_pod(&origin, pod),
+            MeshItem::Service(service) => self.see_service(&origin, service),
+            MeshItem::Listed(service) => self.see_listed(service),
+            MeshItem::Endpoints(workloads) => self.see_endpoints(&origin, workloads),
+            MeshItem::Namespace(reading) => self.see_namespace(&origin, reading),
+            MeshItem::Custom(custom) => self.see_custom(&origin, custom),
+            MeshItem::Foreign(foreign) => self.see_foreign(&origin, foreign),
+            MeshItem::ApiServer(addresses) => self.see_api_server(&origin, addresses),
+            MeshItem::Node(zone) => self.see_node(&origin.id.name, zone),
         }
         self.seen.insert(origin, listing);
     }
 
-    fn see_pod(&mut self, origin: &Origin, pod: Result<Member, Box<Rejected>>) {
-        let Member { mut workload, admission, node, warnings, choices } = match pod {
+    fn see_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
+        let MeshPod { mut workload, admission, node, warnings, sidecar_settings } = match pod {
             Ok(member) => member,
             Err(refused) => return self.add_diagnostics(origin, vec![*refused], Vec::new()),
         };
@@ -297,7 +299,7 @@ impl ObjectStore {
         let (admission, rejected) = admission.resolve_with(before);
         workload.admission = admission;
         self.add_diagnostics(origin, rejected, Vec::new());
-        self.see_choices_of_pod(&workload.name, choices);
+        self.see_choices_of_pod(&workload.name, sidecar_settings);
         self.see_place(&workload.name, node);
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         self.listed.see_pod(self.workloads.get(&workload.name), Some(&workload));
@@ -311,12 +313,16 @@ impl ObjectStore {
         self.touch_outside(before.as_ref(), Some(&workload));
     }
 
-    fn see_service(&mut self, origin: &Origin, service: Result<Offered, Rejected>) {
+    fn see_service(
+        &mut self,
+        origin: &ObjectOrigin,
+        service: Result<SelectorService, RejectedDocument>,
+    ) {
         match service {
-            Ok(Offered { service, warnings, nearness }) => {
+            Ok(SelectorService { service, warnings, zone_preference }) => {
                 self.add_diagnostics(origin, Vec::new(), warnings);
                 let key = service.name.clone();
-                self.see_nearness(&key, nearness);
+                self.see_nearness(&key, zone_preference);
                 let listed = self.listed.remove_service(&key);
                 let before = self.services.insert(service).or(listed);
                 self.touch_service(&key, before.as_ref());
@@ -327,9 +333,9 @@ impl ObjectStore {
 
     /// Notes that a namespace without our annotations was read: an invalid annotation that is added later is
     /// ignored.
-    fn see_silent_namespace(&mut self, origin: &Origin, listing: u64) {
-        let kind = self.kinds.get(origin.kind).map(|standing| standing.watched);
-        if kind == Some(Watched::Namespaces)
+    fn see_silent_namespace(&mut self, origin: &ObjectOrigin, listing: u64) {
+        let kind = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
+        if kind == Some(WatchedKind::Namespaces)
             && let Ok(name) = Name::new(&origin.id.name)
         {
             self.read_namespaces.insert(name);
@@ -337,24 +343,24 @@ impl ObjectStore {
         }
     }
 
-    fn see_namespace(&mut self, origin: &Origin, reading: NamespaceReading) {
+    fn see_namespace(&mut self, origin: &ObjectOrigin, reading: NamespaceReading) {
         let Ok(name) = Name::new(&origin.id.name) else { return };
-        let NamespaceReading { admission, warnings, choices } = reading;
+        let NamespaceReading { admission, warnings, sidecar_settings } = reading;
         self.add_diagnostics(origin, Vec::new(), warnings);
-        self.see_choices_of_namespace(&name, Some(choices));
-        self.unjudged = true;
+        self.see_choices_of_namespace(&name, Some(sidecar_settings));
+        self.statuses_stale = true;
         self.dirty.insert(ObjectKey::MeshConfig);
         let is_first = self.read_namespaces.insert(name.clone());
         let before = (!is_first).then(|| self.namespaces.get(&name).copied().unwrap_or_default());
         let (admission, rejected) = admission.resolve_with(before);
         self.add_diagnostics(origin, rejected, Vec::new());
-        match admission == Admission::default() {
+        match admission == AdmissionSettings::default() {
             true => self.namespaces.remove(&name),
             false => self.namespaces.insert(name, admission),
         };
     }
 
-    fn see_custom(&mut self, origin: &Origin, custom: Custom) {
+    fn see_custom(&mut self, origin: &ObjectOrigin, custom: CustomResource) {
         match custom.outcome {
             Ok((mut object, warnings)) => {
                 if let Some(refused) = self.out_of_place(&object) {
@@ -364,7 +370,7 @@ impl ObjectStore {
                 self.add_diagnostics(origin, Vec::new(), warnings);
                 self.see_preferences(origin, Some(&object));
                 self.see_routed(origin, Some(&object));
-                let affected = self.customs.store_version(origin, object, custom.created);
+                let affected = self.custom_resources.store_version(origin, object, custom.created);
                 self.set_mentioned(origin, custom.mentioned);
                 self.touch_customs(affected);
             }
@@ -375,8 +381,8 @@ impl ObjectStore {
 
     fn add_diagnostics(
         &mut self,
-        origin: &Origin,
-        rejected: Vec<Rejected>,
+        origin: &ObjectOrigin,
+        rejected: Vec<RejectedDocument>,
         warnings: Vec<Warning>,
     ) {
         if !rejected.is_empty() || !warnings.is_empty() {
@@ -388,7 +394,8 @@ impl ObjectStore {
 
     /// Removes objects that are not in a complete list.
     fn remove_unlisted(&mut self, kind: usize, gone: impl Fn(u64) -> bool) {
-        let first = Origin { kind, id: Id { namespace: String::new(), name: String::new() } };
+        let first =
+            ObjectOrigin { kind, id: ObjectId { namespace: String::new(), name: String::new() } };
         let of_kind = self.seen.range(first..).take_while(|(origin, _)| origin.kind == kind);
         let swept = of_kind.filter(|(_, seen)| gone(**seen)).map(|(origin, _)| origin.clone());
         for origin in swept.collect::<Vec<_>>() {
@@ -396,22 +403,22 @@ impl ObjectStore {
         }
     }
 
-    fn forget_object(&mut self, origin: &Origin) {
+    fn forget_object(&mut self, origin: &ObjectOrigin) {
         self.forget_fact(origin);
         self.forget_item(origin);
     }
 
     /// Removes an object, except its facts for gateways.
-    fn forget_item(&mut self, origin: &Origin) {
+    fn forget_item(&mut self, origin: &ObjectOrigin) {
         if self.seen.remove(origin).is_none() {
             return;
         }
         self.diagnostics.remove(origin);
-        self.unjudged |= self.records.remove(origin).is_some();
-        let Some(standing) = self.kinds.get(origin.kind) else { return };
-        let Id { namespace, name } = &origin.id;
-        match standing.watched {
-            Watched::Pods => {
+        self.statuses_stale |= self.records.remove(origin).is_some();
+        let Some(kind_state) = self.kinds.get(origin.kind) else { return };
+        let ObjectId { namespace, name } = &origin.id;
+        match kind_state.watched {
+            WatchedKind::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
                     let before = self.workloads.remove(&name);
                     self.listed.see_pod(before.as_ref(), None);
@@ -424,7 +431,7 @@ impl ObjectStore {
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }
-            Watched::Services => {
+            WatchedKind::Services => {
                 if let Ok(name) = ServiceName::new(namespace, name) {
                     let listed = self.listed.remove_service(&name);
                     let before = self.services.remove(&name).or(listed);
@@ -432,8 +439,8 @@ impl ObjectStore {
                     self.touch_service(&name, before.as_ref());
                 }
             }
-            Watched::Nodes => self.see_node(name, None),
-            Watched::Namespaces => {
+            WatchedKind::Nodes => self.see_node(name, None),
+            WatchedKind::Namespaces => {
                 if let Ok(name) = Name::new(name) {
                     self.see_choices_of_namespace(&name, None);
                     self.namespaces.remove(&name);
@@ -441,13 +448,13 @@ impl ObjectStore {
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
             }
-            Watched::ApiServerService | Watched::ApiServerEndpoints => {
+            WatchedKind::ApiServerService | WatchedKind::ApiServerEndpoints => {
                 self.see_api_server(origin, BTreeSet::new());
             }
-            Watched::Slices => self.see_endpoints(origin, Vec::new()),
-            Watched::Secrets | Watched::Deployments | Watched::GatewayServices => {}
-            Watched::Custom(_) => {
-                let affected = self.customs.remove(origin);
+            WatchedKind::Slices => self.see_endpoints(origin, Vec::new()),
+            WatchedKind::Secrets | WatchedKind::Deployments | WatchedKind::GatewayServices => {}
+            WatchedKind::Custom(_) => {
+                let affected = self.custom_resources.remove(origin);
                 self.see_preferences(origin, None);
                 self.see_routed(origin, None);
                 self.forget_settings(origin);
@@ -459,9 +466,9 @@ impl ObjectStore {
     /// Marks a changed service, and the workloads in its namespace because their ports may have changed.
     fn touch_service(&mut self, name: &ServiceName, before: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
-        self.unjudged = true;
+        self.statuses_stale = true;
         self.note_outside(name);
-        self.edge.iter_mut().for_each(Edge::mark_changed);
+        self.edge.iter_mut().for_each(GatewayState::mark_changed);
         let now = self.known_service(name).cloned();
         let now = now.as_ref();
         let same = before.zip(now).is_some_and(|(before, now)| {
@@ -528,13 +535,13 @@ impl ObjectStore {
             }
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
             ObjectKey::TagRoute(name) => {
-                self.customs.get(key).cloned().or_else(|| self.zone_preference(name))
+                self.custom_resources.get(key).cloned().or_else(|| self.zone_preference(name))
             }
-            other => self.customs.get(other).cloned(),
+            other => self.custom_resources.get(other).cloned(),
         }
     }
 
-    fn all_diagnostics(&self) -> (Vec<Rejected>, Vec<Warning>) {
+    fn all_diagnostics(&self) -> (Vec<RejectedDocument>, Vec<Warning>) {
         let (mut rejected, mut warnings) = (Vec::new(), Vec::new());
         for (origin, (refusals, diagnostics)) in &self.diagnostics {
             rejected.extend_from_slice(refusals);
@@ -542,22 +549,23 @@ impl ObjectStore {
                 warnings.extend_from_slice(diagnostics);
             }
         }
-        rejected.extend(self.customs.list_duplicates());
+        rejected.extend(self.custom_resources.list_duplicates());
         warnings.extend(self.mode_warnings());
         warnings.extend(self.all_overridden());
         warnings.extend(self.all_below_floor());
         rejected.extend(self.forbidden_images());
         warnings.extend(self.excluded_warnings());
         warnings.extend_from_slice(&self.unwritten);
-        for standing in &self.kinds {
-            let Some(why) = &standing.forbidden else { continue };
-            let kind = standing.watched.kind_name();
-            let at = Place { kind: Some(kind.to_owned()), ..Place::default() };
-            let problem = format!("the API server denies read access ({why})");
+        for kind_state in &self.kinds {
+            let Some(reason) = &kind_state.forbidden else { continue };
+            let kind = kind_state.watched.kind_name();
+            let at =
+                DocumentLocation { kind: Some(kind.to_owned()), ..DocumentLocation::default() };
+            let problem = format!("the API server denies read access ({reason})");
             let hint = "allow the control plane's ServiceAccount to list and watch it".to_owned();
             // Without the MeshConfig the policies in force are unknown.
             match kind {
-                "MeshConfig" => rejected.push(Rejected { at, problem, hint }),
+                "MeshConfig" => rejected.push(RejectedDocument { at, problem, hint }),
                 _ => warnings.push(Warning { at, problem, hint }),
             }
         }
@@ -567,8 +575,8 @@ impl ObjectStore {
     }
 }
 
-fn kind_names(kinds: &[&Standing]) -> impl Iterator<Item = &'static str> {
-    kinds.iter().map(|standing| standing.watched.kind_name())
+fn kind_names(kinds: &[&KindState]) -> impl Iterator<Item = &'static str> {
+    kinds.iter().map(|kind_state| kind_state.watched.kind_name())
 }
 
 /// Returns the first name in sort order.

@@ -3,7 +3,7 @@
 use kube::core::ApiResource;
 use serde_json::json;
 
-use super::event::Seen;
+use super::event::ConvertedObject;
 use super::*;
 
 #[tokio::test]
@@ -20,13 +20,17 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
         "metadata": {"name": "h", "namespace": "shop", "uid": "u", "generation": 1},
         "spec": {"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"},
     });
-    let seen = Seen::from_custom(served, &resource, serde_json::from_value(object).unwrap());
+    let seen =
+        ConvertedObject::from_custom(served, &resource, serde_json::from_value(object).unwrap());
     let (event, reported) = mpsc::channel(4);
     for it in [WatchEvent::Begin, WatchEvent::Seen(Box::new(seen)), WatchEvent::Complete] {
         event.send((0, it)).await.unwrap();
     }
     let out = Out {
-        progress: watch::Sender::new(Progress { waiting: vec!["Hedging"], forbidden: Vec::new() }),
+        progress: watch::Sender::new(ListProgress {
+            waiting: vec!["Hedging"],
+            forbidden: Vec::new(),
+        }),
         statements: watch::Sender::default(),
         desired: watch::Sender::default(),
         external_principals: watch::Sender::default(),
@@ -37,8 +41,8 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
     let (mut progress, mut statements) = (out.progress.subscribe(), out.statements.subscribe());
     let outcomes = watch::Sender::default();
     let joined = Joined {
-        store: ObjectStore::new(vec![Watched::Custom(served)]),
-        options: Options { quiet: Duration::ZERO, ..Options::default() },
+        store: ObjectStore::new(vec![WatchedKind::Custom(served)]),
+        options: SourceOptions { quiet: Duration::ZERO, ..SourceOptions::default() },
         out,
         reported,
         outcomes: outcomes.subscribe(),
@@ -50,7 +54,7 @@ async fn an_object_is_said_to_be_programmed_when_it_is_on_its_way() {
     let mut tasks = JoinSet::new();
     tasks.spawn(joined.run(updates));
     // All kinds are listed, and the queue of the control plane is full.
-    progress.wait_for(Progress::is_synced).await.unwrap();
+    progress.wait_for(ListProgress::is_synced).await.unwrap();
     assert!(!statements.has_changed().unwrap(), "said before it is on its way");
     drop(full);
     queue.recv().await.unwrap();

@@ -16,14 +16,14 @@ use crate::words::CONTROL;
 
 /// A warning event that exists as long as its cause: the API server deletes an event after an hour unless its
 /// count is increased.
-pub(crate) struct Reported {
+pub(crate) struct WarningEvent {
     note: String,
     event: Written,
     count: i32,
     at: Instant,
 }
 
-impl Reported {
+impl WarningEvent {
     /// Writes a warning event about an object, reported by `instance`, with the given reason.
     pub(crate) async fn write(
         client: &Client,
@@ -123,8 +123,8 @@ async fn create_or_count(client: &Client, event: &Written) -> Result<i32, ApiErr
     // The response to an empty patch contains the event: control planes lack permission to read events.
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
     let unchanged = Patch::Merge(json!({}));
-    let standing = api.patch(&name, &PatchParams::default(), &unchanged).await?;
-    let count = standing.series.map_or(1, |series| series.count).saturating_add(1);
+    let current_status = api.patch(&name, &PatchParams::default(), &unchanged).await?;
+    let count = current_status.series.map_or(1, |series| series.count).saturating_add(1);
     count_up(client, event, count).await?;
     Ok(count)
 }
@@ -217,7 +217,7 @@ mod tests {
         let now = Instant::now();
         let write = async |instance: &str, uid: &str, note: &str| {
             let object = object(uid);
-            Reported::write(&server.client, instance, &object, "Rejected", note, now)
+            WarningEvent::write(&server.client, instance, &object, "Rejected", note, now)
                 .await
                 .unwrap()
                 .count
@@ -247,25 +247,29 @@ mod tests {
             ..ObjectReference::default()
         };
         let start = Instant::now();
-        let mut standing =
-            Reported::write(&server.client, "one", &object, "Rejected", "no", start).await.unwrap();
-        assert!(standing.has_note("no") && !standing.has_note("yes"));
+        let mut current_status =
+            WarningEvent::write(&server.client, "one", &object, "Rejected", "no", start)
+                .await
+                .unwrap();
+        assert!(current_status.has_note("no") && !current_status.has_note("yes"));
         let events =
             || -> Vec<Value> { server.store.lock().unwrap().objects.values().cloned().collect() };
         // Well before the server deletes it after an hour, but not constantly.
         for (minutes, count) in [(1, None), (19, None), (21, Some(2)), (22, Some(2)), (42, Some(3))]
         {
             let now = start + Duration::from_secs(minutes * 60);
-            assert!(standing.renew_count(&server.client, now).await);
+            assert!(current_status.renew_count(&server.client, now).await);
             let [event] = &events()[..] else { panic!("one event stands there") };
             assert_eq!(event["series"]["count"].as_i64(), count, "after {minutes} minutes");
             assert_eq!((&event["reason"], &event["note"]), (&json!("Rejected"), &json!("no")));
         }
         server.store.lock().unwrap().objects.clear();
-        assert!(standing.renew_count(&server.client, start + Duration::from_secs(50 * 60)).await);
+        assert!(
+            current_status.renew_count(&server.client, start + Duration::from_secs(50 * 60)).await
+        );
         let much_later = start + Duration::from_secs(70 * 60);
         assert!(
-            !standing.renew_count(&server.client, much_later).await,
+            !current_status.renew_count(&server.client, much_later).await,
             "it is to be written anew"
         );
     }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Writer;
+use super::ElectionIdentity;
 use crate::api::{ApiError, ObjectApi};
 use crate::words::{CONTROL, CONTROL_NAME};
 
@@ -26,7 +26,7 @@ use crate::words::{CONTROL, CONTROL_NAME};
 /// acquires it immediately.
 pub async fn hold_lease(
     client: Client,
-    writer: Writer,
+    writer: ElectionIdentity,
     leading: watch::Sender<bool>,
     stop: watch::Receiver<bool>,
 ) {
@@ -35,14 +35,14 @@ pub async fn hold_lease(
 
 async fn hold_looking(
     client: Client,
-    writer: Writer,
+    writer: ElectionIdentity,
     leading: watch::Sender<bool>,
     mut stop: watch::Receiver<bool>,
     look_every: Duration,
 ) {
     let api: ObjectApi<Lease> = ObjectApi::for_namespace(client, &writer.namespace);
     let mut candidate =
-        Candidate { name: writer.name, observed: None, renewed: None, facts: writer.facts };
+        LeaseCandidate { name: writer.name, observed: None, renewed: None, facts: writer.facts };
     let mut pause = Duration::ZERO;
     // Open while another control plane holds the Lease.
     let mut events: Option<LeaseEvents> = None;
@@ -122,7 +122,7 @@ fn lease_holder(lease: &Lease) -> &str {
 }
 
 /// A control plane that competes for the Lease.
-struct Candidate {
+struct LeaseCandidate {
     name: String,
     /// The last observed version of the Lease, and the time since it has been unchanged.
     observed: Option<(String, Instant)>,
@@ -132,7 +132,7 @@ struct Candidate {
     facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
-impl Candidate {
+impl LeaseCandidate {
     /// Tries to acquire or renew the Lease; returns true if this control plane holds it.
     async fn try_acquire(&mut self, api: &ObjectApi<Lease>) -> Result<bool, ApiError> {
         let began = Instant::now();
@@ -274,9 +274,9 @@ mod tests {
     use crate::api::NamespaceName;
     use crate::testing::Server;
 
-    fn test_candidate(name: &str, facts: SidecarFacts) -> Candidate {
+    fn test_candidate(name: &str, facts: SidecarFacts) -> LeaseCandidate {
         let facts = watch::channel(Arc::new(facts)).1;
-        Candidate { name: name.to_owned(), observed: None, renewed: None, facts }
+        LeaseCandidate { name: name.to_owned(), observed: None, renewed: None, facts }
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
     async fn a_lease_that_is_given_back_is_taken_at_once() {
         let server = Server::start_server().await;
         let candidate = |name: &str| {
-            let writer = Writer {
+            let writer = ElectionIdentity {
                 namespace: NamespaceName::new("leno-system").unwrap(),
                 name: name.to_owned(),
                 facts: watch::Sender::default().subscribe(),

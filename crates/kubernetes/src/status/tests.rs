@@ -4,15 +4,15 @@ use super::*;
 use crate::testing::Server;
 use kube::core::ApiResource;
 
-fn rejected_route() -> Statement {
-    let condition = Condition {
+fn rejected_route() -> DesiredStatus {
+    let condition = StatusCondition {
         word: "Accepted",
         status: "True",
         reason: "Accepted",
         message: "in force".to_owned(),
     };
-    Statement {
-        target: Target {
+    DesiredStatus {
+        target: StatusTarget {
             kind: "JwtValidation",
             namespace: "shop".to_owned(),
             name: "api".to_owned(),
@@ -27,8 +27,8 @@ fn rejected_route() -> Statement {
         }),
         resource_version: "1".to_owned(),
         generation: 1,
-        standing: Value::Null,
-        said: Said::Conditions(vec![condition]),
+        current_status: Value::Null,
+        content: StatusContent::Conditions(vec![condition]),
         refusal: None,
         diagnostic: None,
         conflict: None,
@@ -42,7 +42,8 @@ async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     server.store.lock().unwrap().forbidden = Some(("PATCH", "/status"));
     let (unwritten, reported) = watch::channel(Arc::default());
     let client = server.client.clone();
-    let mut scribe = Scribe { client, name: "one".to_owned(), written: HashMap::new(), unwritten };
+    let mut scribe =
+        StatusWriter { client, name: "one".to_owned(), written: HashMap::new(), unwritten };
     let statement = rejected_route();
     let patches = |server: &Server| {
         let asked = &server.store.lock().unwrap().asked;

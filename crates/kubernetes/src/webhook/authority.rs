@@ -19,13 +19,13 @@ use time::OffsetDateTime;
 /// The authority as stored in the Secret: its key, its certificate, and the certificate of the previous
 /// authority.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Authority {
+pub(super) struct WebhookAuthority {
     pub(super) key: String,
     /// Its own certificate first; certificates of the replaced authority may still be in use.
     pub(super) certificates: String,
 }
 
-impl fmt::Debug for Authority {
+impl fmt::Debug for WebhookAuthority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Authority").finish_non_exhaustive()
     }
@@ -33,7 +33,7 @@ impl fmt::Debug for Authority {
 
 /// The reason that there is no certificate.
 #[derive(Debug, thiserror::Error)]
-pub enum AuthorityError {
+pub enum WebhookAuthorityError {
     /// The Secret has other content.
     #[error(
         "the Secret leno-webhook does not contain a valid CA: {0}; delete it to have a control \
@@ -48,9 +48,12 @@ pub enum AuthorityError {
     Tls(#[from] rustls::Error),
 }
 
-impl Authority {
+impl WebhookAuthority {
     /// Generates a new authority, which keeps the certificate of `before`.
-    pub(super) fn generate(before: Option<&Self>, now: SystemTime) -> Result<Self, AuthorityError> {
+    pub(super) fn generate(
+        before: Option<&Self>,
+        now: SystemTime,
+    ) -> Result<Self, WebhookAuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut parameters =
             certificate_parameters("leno webhook authority", now, AUTHORITY_LIFETIME)?;
@@ -68,12 +71,12 @@ impl Authority {
         self.not_after().is_ok_and(|end| end > now + AUTHORITY_LEFT_MIN)
     }
 
-    fn not_after(&self) -> Result<SystemTime, AuthorityError> {
+    fn not_after(&self) -> Result<SystemTime, WebhookAuthorityError> {
         let der = CertificateDer::from_pem_slice(self.certificates.as_bytes());
-        let der = der.map_err(|_| AuthorityError::Unreadable("there is no certificate"))?;
+        let der = der.map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
         let parsed = x509_parser::parse_x509_certificate(&der);
-        let (_, parsed) =
-            parsed.map_err(|_| AuthorityError::Unreadable("the certificate is malformed"))?;
+        let (_, parsed) = parsed
+            .map_err(|_| WebhookAuthorityError::Unreadable("the certificate is malformed"))?;
         let seconds = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }
@@ -85,11 +88,11 @@ impl Authority {
         names: Vec<String>,
         clients: Option<Arc<dyn ClientCertVerifier>>,
         now: SystemTime,
-    ) -> Result<ServerConfig, AuthorityError> {
+    ) -> Result<ServerConfig, WebhookAuthorityError> {
         let own = KeyPair::from_pkcs8_pem_and_sign_algo(&self.key, &PKCS_ECDSA_P256_SHA256)
-            .map_err(|_| AuthorityError::Unreadable("there is no key"))?;
+            .map_err(|_| WebhookAuthorityError::Unreadable("there is no key"))?;
         let issuer = Issuer::from_ca_cert_pem(&self.certificates, own)
-            .map_err(|_| AuthorityError::Unreadable("there is no certificate"))?;
+            .map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut parameters = certificate_parameters("leno webhook", now, SERVING_LIFETIME)?;
         parameters.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
@@ -112,7 +115,7 @@ fn certificate_parameters(
     name: &str,
     now: SystemTime,
     lifetime: Duration,
-) -> Result<CertificateParams, AuthorityError> {
+) -> Result<CertificateParams, WebhookAuthorityError> {
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name = DistinguishedName::new();
     parameters.distinguished_name.push(DnType::CommonName, name);
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     /// Returns true if a client that trusts `bundle` accepts a certificate of `authority` for `name`.
-    fn is_trusted(bundle: &str, authority: &Authority, name: &str, now: SystemTime) -> bool {
+    fn is_trusted(bundle: &str, authority: &WebhookAuthority, name: &str, now: SystemTime) -> bool {
         let mut roots = RootCertStore::empty();
         for der in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
             roots.add(der.unwrap()).unwrap();
@@ -175,7 +178,7 @@ mod tests {
 
     #[test]
     fn its_certificates_are_for_the_names_that_were_asked_for() {
-        let authority = Authority::generate(None, test_time()).unwrap();
+        let authority = WebhookAuthority::generate(None, test_time()).unwrap();
         assert!(is_trusted(&authority.certificates, &authority, "a.b.svc", test_time()));
         assert!(!is_trusted(&authority.certificates, &authority, "c.b.svc", test_time()));
         assert!(authority.server_config(vec!["a.b.svc".to_owned()], None, test_time()).is_ok());
@@ -183,22 +186,22 @@ mod tests {
 
     #[test]
     fn what_was_signed_before_a_replacement_is_trusted_after_it() {
-        let first = Authority::generate(None, test_time()).unwrap();
-        let second = Authority::generate(Some(&first), test_time()).unwrap();
+        let first = WebhookAuthority::generate(None, test_time()).unwrap();
+        let second = WebhookAuthority::generate(Some(&first), test_time()).unwrap();
         for authority in [&first, &second] {
             assert!(is_trusted(&second.certificates, authority, "a.b.svc", test_time()));
         }
-        let third = Authority::generate(Some(&second), test_time()).unwrap();
+        let third = WebhookAuthority::generate(Some(&second), test_time()).unwrap();
         assert!(!is_trusted(&third.certificates, &first, "a.b.svc", test_time()));
     }
 
     #[test]
     fn it_is_replaced_long_before_its_end() {
-        let authority = Authority::generate(None, test_time()).unwrap();
+        let authority = WebhookAuthority::generate(None, test_time()).unwrap();
         let years = |years: u64| test_time() + Duration::from_secs(years * 365 * 86_400 + 1);
         assert!(authority.is_fresh(years(8)));
         assert!(!authority.is_fresh(years(9)));
-        let broken = Authority { certificates: String::new(), ..authority };
+        let broken = WebhookAuthority { certificates: String::new(), ..authority };
         assert!(!broken.is_fresh(test_time()));
     }
 }

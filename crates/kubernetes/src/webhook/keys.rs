@@ -15,7 +15,7 @@ use rustls::ServerConfig;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::authority::{Authority, AuthorityError, SERVING_LIFETIME};
+use super::authority::{SERVING_LIFETIME, WebhookAuthority, WebhookAuthorityError};
 use super::bundle;
 use super::clients::ClientAuthorities;
 use super::{WEBHOOK_NAME, WEBHOOK_SECRET};
@@ -34,7 +34,7 @@ pub(super) async fn renew_certificates(
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
     ];
-    let mut held: Option<(Authority, SystemTime)> = None;
+    let mut held: Option<(WebhookAuthority, SystemTime)> = None;
     let mut pause = PAUSE_MIN;
     loop {
         let now = SystemTime::now();
@@ -66,7 +66,7 @@ pub(super) async fn renew_certificates(
                 pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
             }
         }
-        if wait_for_next(pause, clients.as_mut()).await == Next::Clients {
+        if wait_for_next(pause, clients.as_mut()).await == WakeReason::Clients {
             // Immediately, even if the API server does not respond.
             let verifier = clients.as_ref().map(ClientAuthorities::verifier);
             let now = SystemTime::now();
@@ -81,27 +81,27 @@ pub(super) async fn renew_certificates(
 
 /// The reason that a wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum WakeReason {
     /// The time is up.
     Look,
     /// The client CA certificates have changed.
     Clients,
 }
 
-async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>) -> Next {
+async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>) -> WakeReason {
     let until = Instant::now() + pause;
     let Some(clients) = clients else {
         sleep_until(until).await;
-        return Next::Look;
+        return WakeReason::Look;
     };
     loop {
         let now = Instant::now();
         if now >= until {
-            return Next::Look;
+            return WakeReason::Look;
         }
         sleep_until(until.min(now + CLIENTS_LOOK_EVERY)).await;
         if clients.reload() {
-            return Next::Clients;
+            return WakeReason::Clients;
         }
     }
 }
@@ -110,14 +110,14 @@ async fn wait_for_next(pause: Duration, clients: Option<&mut ClientAuthorities>)
 async fn open_authority(
     secrets: &ObjectApi<Secret>,
     now: SystemTime,
-) -> Result<Authority, KeysError> {
+) -> Result<WebhookAuthority, KeysError> {
     for _ in 0..ATTEMPTS {
         let found = secrets.get_opt(&WEBHOOK_NAME).await?;
         let known = found.as_ref().map(read).transpose()?;
         if let Some(known) = known.as_ref().filter(|known| known.is_fresh(now)) {
             return Ok(known.clone());
         }
-        let new = Authority::generate(known.as_ref(), now)?;
+        let new = WebhookAuthority::generate(known.as_ref(), now)?;
         let mut secret = found.unwrap_or_default();
         secret.metadata.name = Some(WEBHOOK_SECRET.to_owned());
         let labels = secret.metadata.labels.get_or_insert_default();
@@ -142,15 +142,16 @@ async fn open_authority(
     Err(KeysError::Contended)
 }
 
-fn read(secret: &Secret) -> Result<Authority, AuthorityError> {
+fn read(secret: &Secret) -> Result<WebhookAuthority, WebhookAuthorityError> {
     let text = |key: &str| {
         let bytes = secret.data.as_ref()?.get(key)?;
         String::from_utf8(bytes.0.clone()).ok()
     };
-    let key = text(KEY).ok_or(AuthorityError::Unreadable("there is no key"))?;
+    let key = text(KEY).ok_or(WebhookAuthorityError::Unreadable("there is no key"))?;
     let certificates = text(CERTIFICATES);
-    let certificates = certificates.ok_or(AuthorityError::Unreadable("there is no certificate"))?;
-    Ok(Authority { key, certificates })
+    let certificates =
+        certificates.ok_or(WebhookAuthorityError::Unreadable("there is no certificate"))?;
+    Ok(WebhookAuthority { key, certificates })
 }
 
 /// The reason that there are currently no keys.
@@ -159,7 +160,7 @@ enum KeysError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error(transparent)]
-    Authority(#[from] AuthorityError),
+    Authority(#[from] WebhookAuthorityError),
     #[error("other writers change the Secret leno-webhook continuously")]
     Contended,
 }

@@ -15,7 +15,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use leno_listen::{
-    Admission, Bounds, ConcurrencyLimit, HalfOpen, Listener, Source, Stop, read_hello, shake_hands,
+    ConcurrencyLimit, ConnectionAdmission, ConnectionSource, HalfOpen, HalfOpenLimits, Listener,
+    StopSignal, read_hello, shake_hands,
 };
 use rustls::ServerConfig;
 use serde_json::Value;
@@ -25,14 +26,14 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
-use super::review::Review;
+use super::review::AdmissionRequest;
 use crate::api::{ObjectApi, ObjectName};
-use crate::inject::{NamespaceFacts, Settings};
+use crate::inject::{InjectionSettings, NamespaceFacts};
 
 /// The state shared by all connections.
-pub(super) struct Answering {
+pub(super) struct WebhookState {
     pub(super) client: Client,
-    pub(super) settings: watch::Receiver<Settings>,
+    pub(super) settings: watch::Receiver<InjectionSettings>,
     /// Reviews in progress: their connections are not closed in favor of others.
     pub(super) reviews: ConcurrencyLimit,
 }
@@ -43,13 +44,13 @@ pub(super) async fn serve_all(
     listener: TcpListener,
     client: Client,
     configs: watch::Receiver<Option<Arc<ServerConfig>>>,
-    settings: watch::Receiver<Settings>,
-    leaving: Stop,
-    mut end: Stop,
+    settings: watch::Receiver<InjectionSettings>,
+    leaving: StopSignal,
+    mut end: StopSignal,
 ) {
     let reviews = ConcurrencyLimit::new(REVIEWS_MAX, REVIEWS_OF_SOURCE_MAX);
-    let answering = Arc::new(Answering { client, settings, reviews });
-    let admission = Admission::new(Bounds::new(WAITING_MAX, CONNECTIONS_MAX));
+    let answering = Arc::new(WebhookState { client, settings, reviews });
+    let admission = ConnectionAdmission::new(HalfOpenLimits::new(WAITING_MAX, CONNECTIONS_MAX));
     let mut listener = Listener::new("webhook", listener);
     let mut connections = JoinSet::new();
     loop {
@@ -60,7 +61,7 @@ pub(super) async fn serve_all(
         };
         let Some((stream, from)) = next else { break };
         let Some(config) = configs.borrow().clone() else { continue };
-        let source = Source::from(from);
+        let source = ConnectionSource::from(from);
         let half_open = admission.admit(source);
         let answering = Arc::clone(&answering);
         let (leaving, end) = (leaving.clone(), end.clone());
@@ -75,11 +76,11 @@ pub(super) async fn serve_all(
 async fn serve_one(
     stream: TcpStream,
     half_open: HalfOpen,
-    source: Source,
+    source: ConnectionSource,
     config: Arc<ServerConfig>,
-    answering: Arc<Answering>,
-    leaving: Stop,
-    end: Stop,
+    answering: Arc<WebhookState>,
+    leaving: StopSignal,
+    end: StopSignal,
 ) {
     let mut last_call = end.clone();
     let greeted = tokio::select! {
@@ -123,12 +124,12 @@ async fn accept_tls(
     shake_hands(half_open, hello, config).await
 }
 
-impl Answering {
+impl WebhookState {
     async fn handle_request(
         &self,
         request: Request<Incoming>,
         half_open: &HalfOpen,
-        source: Source,
+        source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         if request.uri().path() != MUTATE_PATH {
             return text_response(StatusCode::NOT_FOUND, "not found; use /mutate");
@@ -161,7 +162,7 @@ impl Answering {
     pub(super) async fn review_response(
         &self,
         body: &[u8],
-        source: Source,
+        source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         let Some(_permit) = self.reviews.acquire(source) else {
             return text_response(
@@ -169,13 +170,13 @@ impl Answering {
                 "too many reviews are in progress",
             );
         };
-        match Review::parse(body, source) {
+        match AdmissionRequest::parse(body, source) {
             Ok(review) => json_response(&self.review_pod(&review).await),
             Err(error) => text_response(StatusCode::BAD_REQUEST, &error.to_string()),
         }
     }
 
-    async fn review_pod(&self, review: &Review) -> Value {
+    async fn review_pod(&self, review: &AdmissionRequest) -> Value {
         let Some(namespace) = review.namespace_of_pod() else { return review.allow_unchanged() };
         let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(self.client.clone());
         let name = ObjectName::from(namespace);

@@ -5,19 +5,22 @@ use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use leno_listen::Source;
+use leno_listen::ConnectionSource;
 use leno_telemetry::{LogLimits, PermittedLine};
 use serde_json::{Value, json};
 
 use crate::api::NamespaceName;
-use crate::inject::{Demand, NamespaceFacts, Outcome, Settings, inject_sidecar, injection_patch};
+use crate::inject::{
+    InjectionOutcome, InjectionSettings, InjectionTrigger, NamespaceFacts, inject_sidecar,
+    injection_patch,
+};
 
 /// An admission request.
 #[derive(Debug)]
-pub(super) struct Review {
+pub(super) struct AdmissionRequest {
     uid: String,
     /// The client that sent it.
-    source: Source,
+    source: ConnectionSource,
     /// The namespace of the object; `None` for cluster-scoped objects.
     namespace: Option<NamespaceName>,
     object: Value,
@@ -32,8 +35,8 @@ pub(super) enum InvalidReview {
     Namespace,
 }
 
-impl Review {
-    pub(super) fn parse(body: &[u8], source: Source) -> Result<Self, InvalidReview> {
+impl AdmissionRequest {
+    pub(super) fn parse(body: &[u8], source: ConnectionSource) -> Result<Self, InvalidReview> {
         let mut review: Value = serde_json::from_slice(body).map_err(|_| InvalidReview::Form)?;
         if review["kind"] != "AdmissionReview" || review["apiVersion"] != VERSION {
             return Err(InvalidReview::Form);
@@ -66,9 +69,13 @@ impl Review {
     }
 
     /// Allows the pod, with a sidecar if it should have one.
-    pub(super) fn inject_pod(&self, namespace: &NamespaceFacts, settings: &Settings) -> Value {
-        match inject_sidecar(&self.object, Demand::Namespace(namespace), settings) {
-            Ok(Outcome::Injected { pod, warnings }) => {
+    pub(super) fn inject_pod(
+        &self,
+        namespace: &NamespaceFacts,
+        settings: &InjectionSettings,
+    ) -> Value {
+        match inject_sidecar(&self.object, InjectionTrigger::Namespace(namespace), settings) {
+            Ok(InjectionOutcome::Injected { pod, warnings }) => {
                 if let Some(line) = self.log_line() {
                     let suppressed = line.suppressed;
                     tracing::info!(
@@ -91,7 +98,7 @@ impl Review {
                 }
                 wrap_response(response)
             }
-            Ok(Outcome::Skipped(skip)) => {
+            Ok(InjectionOutcome::Skipped(skip)) => {
                 tracing::debug!(
                     namespace = namespace.name,
                     pod = self.name(),
@@ -110,17 +117,17 @@ impl Review {
     }
 
     /// Rejects the object.
-    pub(super) fn reject_pod(&self, code: u16, why: &str) -> Value {
-        self.refuse_for(code, why, why)
+    pub(super) fn reject_pod(&self, code: u16, cause: &str) -> Value {
+        self.refuse_for(code, cause, cause)
     }
 
-    /// Rejects the object for a confidential reason: `why` goes to the log, and `message` to the client.
-    pub(super) fn refuse_for(&self, code: u16, message: &str, why: &str) -> Value {
+    /// Rejects the object for a confidential reason: `cause` goes to the log, and `message` to the client.
+    pub(super) fn refuse_for(&self, code: u16, message: &str, cause: &str) -> Value {
         let pod = self.name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
         if let Some(line) = self.log_line() {
-            let (why, suppressed) = (truncate_bytes(why, WHY_BYTES_MAX), line.suppressed);
-            tracing::warn!(namespace, pod, reason = why, suppressed, "pod rejected");
+            let (cause, suppressed) = (truncate_bytes(cause, WHY_BYTES_MAX), line.suppressed);
+            tracing::warn!(namespace, pod, reason = cause, suppressed, "pod rejected");
         }
         let message = format!("leno: no sidecar for pod {namespace}/{pod}: {message}");
         let status = json!({"code": code, "message": message});
@@ -152,7 +159,7 @@ fn wrap_response(response: Value) -> Value {
 }
 
 /// The log rate limit of reviews, per source.
-static LINES: LazyLock<LogLimits<Source>> = LazyLock::new(LogLimits::default);
+static LINES: LazyLock<LogLimits<ConnectionSource>> = LazyLock::new(LogLimits::default);
 
 const VERSION: &str = "admission.k8s.io/v1";
 const BAD_REQUEST: u16 = 400;
@@ -172,10 +179,10 @@ mod tests {
 
     use super::*;
 
-    fn test_settings() -> Settings {
+    fn test_settings() -> InjectionSettings {
         let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let image = "leno:test".to_owned();
-        Settings::new(
+        InjectionSettings::new(
             image,
             NamespaceName::from_literal("leno-system"),
             trust_domain,
@@ -210,8 +217,8 @@ mod tests {
         }
     }
 
-    fn parse_body(body: &str) -> Result<Review, InvalidReview> {
-        Review::parse(body.as_bytes(), Source::LOCAL)
+    fn parse_body(body: &str) -> Result<AdmissionRequest, InvalidReview> {
+        AdmissionRequest::parse(body.as_bytes(), ConnectionSource::LOCAL)
     }
 
     #[test]
@@ -219,8 +226,8 @@ mod tests {
         let line = |last: u8, namespace: &str| {
             let mut asked = pod_review("CREATE", &json!({}));
             asked["request"]["namespace"] = json!(namespace);
-            let source = Source::from(IpAddr::from([192, 0, 2, last]));
-            Review::parse(asked.to_string().as_bytes(), source).unwrap().log_line()
+            let source = ConnectionSource::from(IpAddr::from([192, 0, 2, last]));
+            AdmissionRequest::parse(asked.to_string().as_bytes(), source).unwrap().log_line()
         };
         let lines = (0..500).filter(|number| line(1, &format!("ns-{number}")).is_some()).count();
         assert!((1..100).contains(&lines), "{lines} lines");

@@ -309,16 +309,16 @@ fn pod_review(namespace: &Value, object: &Value) -> Value {
 async fn serve_on(
     client: Client,
     listener: TcpListener,
-    settings: watch::Receiver<Settings>,
+    settings: watch::Receiver<InjectionSettings>,
     stop: (watch::Receiver<bool>, Duration),
 ) -> Result<(), WebhookError> {
     serve_with(client, listener, None, settings, stop.0, stop.1).await
 }
 
-fn test_settings() -> watch::Receiver<Settings> {
+fn test_settings() -> watch::Receiver<InjectionSettings> {
     let trust_domain = TrustDomain::new("cluster.local").unwrap();
     let image = "leno:test".to_owned();
-    watch::channel(Settings::new(
+    watch::channel(InjectionSettings::new(
         image,
         NamespaceName::from_literal("leno-system"),
         trust_domain,
@@ -544,10 +544,10 @@ async fn reviews_of_one_source_beyond_its_limit_are_rejected_and_those_of_others
     let mut tasks = JoinSet::new();
     let (_, client) = api_server(&mut tasks).await;
     let reviews = ConcurrencyLimit::new(2, 1);
-    let answering = listen::Answering { client, settings: test_settings(), reviews };
+    let answering = listen::WebhookState { client, settings: test_settings(), reviews };
     let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}});
     let review = pod_review(&json!("shop"), &pod).to_string();
-    let source = |last: u8| Source::from(IpAddr::from([10, 0, 0, last]));
+    let source = |last: u8| ConnectionSource::from(IpAddr::from([10, 0, 0, last]));
     let in_progress = answering.reviews.acquire(source(1)).unwrap();
     for (last, expected) in [(1, StatusCode::SERVICE_UNAVAILABLE), (2, StatusCode::OK)] {
         let answer = answering.review_response(review.as_bytes(), source(last)).await;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::inject::{NamespaceFacts, Settings};
+use leno_kubernetes::inject::{InjectionSettings, NamespaceFacts};
 use leno_kubernetes::webhook::admission_response;
 use leno_model::TrustDomain;
 use serde_json::Value;
@@ -56,8 +56,8 @@ fn namespace_facts() -> NamespaceFacts {
     NamespaceFacts { name: "shop".to_owned(), labels, annotations: BTreeMap::new() }
 }
 
-fn test_settings() -> Settings {
+fn test_settings() -> InjectionSettings {
     let trust_domain = TrustDomain::new("cluster.local").expect("a name");
     let system = NamespaceName::from_literal("leno-system");
-    Settings::new("leno:test".into(), system, trust_domain, "roots".into())
+    InjectionSettings::new("leno:test".into(), system, trust_domain, "roots".into())
 }

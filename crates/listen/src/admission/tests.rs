@@ -11,8 +11,8 @@ use tokio::time::timeout;
 
 use super::*;
 
-fn test_admission(waiting: usize) -> Arc<Admission> {
-    Admission::new(Bounds::new(waiting, 1000))
+fn test_admission(waiting: usize) -> Arc<ConnectionAdmission> {
+    ConnectionAdmission::new(HalfOpenLimits::new(waiting, 1000))
 }
 
 fn loopback_address() -> IpAddr {
@@ -62,7 +62,8 @@ async fn one_that_is_not_awaited_is_not_evicted() {
 
 #[tokio::test]
 async fn work_that_waits_for_its_peer_holds_no_turn() {
-    let admission = Admission::new(Bounds { waiting: 100, ..Bounds::new(200, 1000) });
+    let admission =
+        ConnectionAdmission::new(HalfOpenLimits { waiting: 100, ..HalfOpenLimits::new(200, 1000) });
     let mut tasks = JoinSet::new();
     let mut answers = Vec::new();
     for number in 0..50 {

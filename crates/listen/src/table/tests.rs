@@ -6,13 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { waiting: 4, waiting_of_source: 3, half_open: 8, turns: 2 };
+const BOUNDS: HalfOpenLimits =
+    HalfOpenLimits { waiting: 4, waiting_of_source: 3, half_open: 8, turns: 2 };
 
-fn source(number: u8) -> Source {
+fn source(number: u8) -> ConnectionSource {
     IpAddr::from([10, 0, 0, number]).into()
 }
 
-fn add_waiting(table: &mut Table, number: u8) -> (Id, Option<Id>) {
+fn add_waiting(table: &mut HalfOpenTable, number: u8) -> (HalfOpenId, Option<HalfOpenId>) {
     let (id, evicted) = table.admit(source(number));
     assert_eq!(evicted, None);
     let evicted = table.start_waiting(id);
@@ -21,32 +22,32 @@ fn add_waiting(table: &mut Table, number: u8) -> (Id, Option<Id>) {
 
 #[test]
 fn the_oldest_of_a_source_makes_room_for_its_next() {
-    let mut table = Table::new(BOUNDS);
-    let first: Vec<Id> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+    let mut table = HalfOpenTable::new(BOUNDS);
+    let first: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (_, evicted) = add_waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
-    assert_eq!(table.state_of(first[0]), Some(State::Evicted));
+    assert_eq!(table.state_of(first[0]), Some(HalfOpenState::Evicted));
     // A connection that goes on is not evicted, and is a new one in its next phase.
-    table.record_phase(first[1], Phase::Over);
+    table.record_phase(first[1], PeerPhase::Ended);
     table.start_waiting(first[1]);
     assert_eq!(add_waiting(&mut table, 1).1, Some(first[2]));
 }
 
 #[test]
 fn who_sends_a_byte_at_a_time_does_not_get_younger() {
-    let mut table = Table::new(BOUNDS);
+    let mut table = HalfOpenTable::new(BOUNDS);
     let (slow, _) = add_waiting(&mut table, 1);
     let others = [add_waiting(&mut table, 1).0, add_waiting(&mut table, 1).0];
-    table.record_phase(slow, Phase::GoesOn);
+    table.record_phase(slow, PeerPhase::Continues);
     assert_eq!(table.start_waiting(slow), None);
     assert_eq!(add_waiting(&mut table, 1).1, Some(slow));
-    assert_eq!(table.state_of(others[0]), Some(State::Waiting));
+    assert_eq!(table.state_of(others[0]), Some(HalfOpenState::Waiting));
 }
 
 #[test]
 fn the_source_with_most_makes_room_for_another() {
-    let mut table = Table::new(BOUNDS);
-    let crowd: Vec<Id> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+    let mut table = HalfOpenTable::new(BOUNDS);
+    let crowd: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (other, evicted) = add_waiting(&mut table, 2);
     assert_eq!(evicted, None);
     assert_eq!(add_waiting(&mut table, 3).1, Some(crowd[0]));
@@ -58,8 +59,8 @@ fn the_source_with_most_makes_room_for_another() {
 
 #[test]
 fn turns_go_round_among_sources_and_the_newest_is_first() {
-    let mut table = Table::new(BOUNDS);
-    let queued = |table: &mut Table, number| {
+    let mut table = HalfOpenTable::new(BOUNDS);
+    let queued = |table: &mut HalfOpenTable, number| {
         let (id, _) = table.admit(source(number));
         table.join_queue(id);
         id
@@ -67,20 +68,20 @@ fn turns_go_round_among_sources_and_the_newest_is_first() {
     let running = [queued(&mut table, 1), queued(&mut table, 1)];
     let crowd = [queued(&mut table, 1), queued(&mut table, 1)];
     let other = queued(&mut table, 2);
-    assert_eq!(table.record_phase(running[0], Phase::GoesOn), Some(crowd[1]));
-    assert_eq!(table.record_phase(running[1], Phase::Over), Some(other));
+    assert_eq!(table.record_phase(running[0], PeerPhase::Continues), Some(crowd[1]));
+    assert_eq!(table.record_phase(running[1], PeerPhase::Ended), Some(other));
     assert_eq!(table.remove(crowd[1]), Some(crowd[0]), "a turn of one that ends is passed on");
     assert_eq!(table.remove(other), None);
 }
 
 #[test]
 fn those_that_wait_for_a_turn_are_bounded_as_well() {
-    let mut table = Table::new(BOUNDS);
-    let ids: Vec<Id> = (0..8).map(|_| table.admit(source(1)).0).collect();
+    let mut table = HalfOpenTable::new(BOUNDS);
+    let ids: Vec<HalfOpenId> = (0..8).map(|_| table.admit(source(1)).0).collect();
     ids.iter().for_each(|id| table.join_queue(*id));
     let (newest, evicted) = table.admit(source(2));
     assert_eq!(evicted, Some(ids[2]), "the first two have a turn");
-    assert_eq!((table.len(), table.state_of(newest)), (8, Some(State::Served)));
+    assert_eq!((table.len(), table.state_of(newest)), (8, Some(HalfOpenState::Served)));
 }
 
 /// One step of a simulation, on the connection with this index among those that there are.
@@ -105,16 +106,16 @@ fn any_steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..400)
 }
 
-impl Table {
+impl HalfOpenTable {
     /// The invariants after each step.
     fn check_invariants(&self) {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
-        assert_eq!(self.waiting, in_state(State::Waiting));
+        assert_eq!(self.waiting, in_state(HalfOpenState::Waiting));
         assert!(self.waiting <= self.bounds.waiting);
-        assert_eq!(self.turns, in_state(State::Running));
+        assert_eq!(self.turns, in_state(HalfOpenState::Running));
         assert!(self.turns <= self.bounds.turns);
-        assert_eq!(self.half_open, self.entries.len() - in_state(State::Evicted));
-        let queued = in_state(State::Queued);
+        assert_eq!(self.half_open, self.entries.len() - in_state(HalfOpenState::Evicted));
+        let queued = in_state(HalfOpenState::Queued);
         assert!(queued == 0 || self.turns == self.bounds.turns, "a turn is free and nobody has it");
         assert_eq!(self.by_number.len(), self.shares.len());
         let counted: usize = self.shares.values().map(|share| share.queued.len()).sum();
@@ -133,20 +134,20 @@ impl Table {
 proptest! {
     #[test]
     fn shares_and_turns_hold_whatever_happens(steps in any_steps()) {
-        let mut table = Table::new(BOUNDS);
-        let mut ids: Vec<Id> = Vec::new();
+        let mut table = HalfOpenTable::new(BOUNDS);
+        let mut ids: Vec<HalfOpenId> = Vec::new();
         for step in steps {
             let at = |index: usize| ids.get(index % ids.len().max(1)).copied();
             match step {
                 Step::Admit(number) => {
                     let (id, evicted) = table.admit(source(number));
                     ids.push(id);
-                    prop_assert!(evicted.is_none_or(|it| table.state_of(it) == Some(State::Evicted)));
+                    prop_assert!(evicted.is_none_or(|it| table.state_of(it) == Some(HalfOpenState::Evicted)));
                 }
                 Step::Wait(index) => {
                     let Some(id) = at(index) else { continue };
                     let is_alone = table.entries.values().all(|entry| {
-                        entry.state != State::Waiting || entry.source != table.entries[&id].source
+                        entry.state != HalfOpenState::Waiting || entry.source != table.entries[&id].source
                     });
                     let evicted = table.start_waiting(id);
                     // A source that has no other half-open connection is not the one with most.
@@ -156,7 +157,7 @@ proptest! {
                 }
                 Step::Serve(index, over) => {
                     let Some(id) = at(index) else { continue };
-                    table.record_phase(id, if over { Phase::Over } else { Phase::GoesOn });
+                    table.record_phase(id, if over { PeerPhase::Ended } else { PeerPhase::Continues });
                 }
                 Step::Queue(index) => {
                     let Some(id) = at(index) else { continue };

@@ -6,54 +6,54 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::request::Request;
-use super::response::{Received, Receiving};
+use super::request::SerializedRequest;
+use super::response::{ReceivedResponse, ResponseReader};
+use crate::environment::{ReadBuffers, ThreadContext};
 use crate::error_kind::ErrorKind;
-use crate::world::{ReadBuffers, Surroundings};
 
 /// One request and its response on one connection. The response may arrive before the end of the request, as
 /// rejections do.
-pub(super) struct Exchange<'a, S> {
+pub(super) struct Http1Exchange<'a, S> {
     stream: &'a mut S,
     unsent: &'a [u8],
     /// True if the server reads no more of the request; it may still respond.
-    refused: bool,
-    receiving: &'a mut Receiving,
+    write_failed: bool,
+    receiving: &'a mut ResponseReader,
 }
 
-impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
     pub(super) fn new(
         stream: &'a mut S,
-        request: &'a Request,
-        receiving: &'a mut Receiving,
+        request: &'a SerializedRequest,
+        receiving: &'a mut ResponseReader,
     ) -> Self {
         receiving.begin_response(request.answers);
-        Self { stream, unsent: &request.bytes, refused: false, receiving }
+        Self { stream, unsent: &request.bytes, write_failed: false, receiving }
     }
 
     /// Writes as much as possible, and reads until the response is complete.
     pub(super) fn poll<W>(
         &mut self,
         context: &mut Context<'_>,
-        around: &Surroundings<W>,
-    ) -> Poll<Result<Received, ErrorKind>> {
-        while !self.unsent.is_empty() && !self.refused {
+        thread_context: &ThreadContext<W>,
+    ) -> Poll<Result<ReceivedResponse, ErrorKind>> {
+        while !self.unsent.is_empty() && !self.write_failed {
             match Pin::new(&mut *self.stream).poll_write(context, self.unsent) {
                 Poll::Ready(Ok(written)) if written > 0 => {
-                    around.meter.count_sent(written);
+                    thread_context.meter.count_sent(written);
                     self.unsent = self.unsent.get(written..).unwrap_or_default();
                 }
-                Poll::Ready(_) => self.refused = true,
+                Poll::Ready(_) => self.write_failed = true,
                 Poll::Pending => break,
             }
         }
-        let read_buffers = &mut *around.read_buffers.borrow_mut();
+        let read_buffers = &mut *thread_context.read_buffers.borrow_mut();
         loop {
             let read = ready!(self.poll_read(context, read_buffers));
             let received = match read {
                 Ok(0) => Some(self.receiving.finish_at_close()?),
                 Ok(read) => {
-                    around.meter.count_received(read);
+                    thread_context.meter.count_received(read);
                     self.receiving
                         .parse_bytes(&mut read_buffers.head, &read_buffers.buffer[..read])?
                 }
@@ -61,7 +61,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Exchange<'a, S> {
             };
             if let Some(received) = received {
                 let reusable = received.reusable && self.unsent.is_empty();
-                return Poll::Ready(Ok(Received { reusable, ..received }));
+                return Poll::Ready(Ok(ReceivedResponse { reusable, ..received }));
             }
         }
     }

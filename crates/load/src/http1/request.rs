@@ -1,21 +1,21 @@
 //! Serialized requests: written once, validated once, sent many times.
 
-use leno_wire::http1::{Answers, Malformed, Parsed, RequestHead};
+use leno_wire::http1::{Malformed, Parsed, RequestHead, RequestKind};
 
-use crate::plan::{Form, InvalidPlan, Reuse, Target};
+use crate::plan::{ConnectionReuse, InvalidPlan, LoadTarget, TargetForm};
 
 /// A serialized request.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct SerializedRequest {
     /// Head and body.
     pub(super) bytes: Vec<u8>,
     /// The effect of its method on the response framing.
-    pub(super) answers: Answers,
+    pub(super) answers: RequestKind,
 }
 
-impl Request {
+impl SerializedRequest {
     /// Serializes the request and parses it as a strict server would.
-    pub(super) fn new(target: &Target, reuse: Reuse) -> Result<Self, InvalidPlan> {
+    pub(super) fn new(target: &LoadTarget, reuse: ConnectionReuse) -> Result<Self, InvalidPlan> {
         let mut bytes = render_head(target, reuse).into_bytes();
         let head_bytes = bytes.len();
         let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
@@ -29,15 +29,15 @@ impl Request {
             return Err(InvalidPlan::Tunnel { name: target.name.clone() });
         }
         bytes.extend_from_slice(&target.body);
-        Ok(Self { bytes, answers: Answers::for_method(target.method.as_bytes()) })
+        Ok(Self { bytes, answers: RequestKind::for_method(target.method.as_bytes()) })
     }
 }
 
-fn render_head(target: &Target, reuse: Reuse) -> String {
-    let Target { form, method, path, host, headers, body, .. } = target;
+fn render_head(target: &LoadTarget, reuse: ConnectionReuse) -> String {
+    let LoadTarget { form, method, path, host, headers, body, .. } = target;
     let scheme_and_authority = match form {
-        Form::Origin => String::new(),
-        Form::Absolute => format!("http://{host}"),
+        TargetForm::Origin => String::new(),
+        TargetForm::Absolute => format!("http://{host}"),
     };
     let mut head = format!("{method} {scheme_and_authority}{path} HTTP/1.1\r\nhost: {host}\r\n");
     for (name, value) in headers {
@@ -47,7 +47,7 @@ fn render_head(target: &Target, reuse: Reuse) -> String {
     if !body.is_empty() || matches!(method.as_str(), "POST" | "PUT" | "PATCH") {
         head.push_str(&format!("content-length: {}\r\n", body.len()));
     }
-    if reuse == Reuse::Fresh {
+    if reuse == ConnectionReuse::Fresh {
         head.push_str("connection: close\r\n");
     }
     head.push_str("\r\n");
@@ -58,19 +58,19 @@ fn render_head(target: &Target, reuse: Reuse) -> String {
 mod tests {
     use super::*;
 
-    fn sample_target() -> Target {
-        Target::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
+    fn sample_target() -> LoadTarget {
+        LoadTarget::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
     }
 
     #[test]
     fn requests_are_written_as_planned() {
-        let post = Target {
+        let post = LoadTarget {
             method: "POST".to_owned(),
             headers: vec![("X-A".to_owned(), "b".to_owned())],
             body: b"{}".to_vec(),
             ..sample_target()
         };
-        let absolute = Target { form: Form::Absolute, ..sample_target() };
+        let absolute = LoadTarget { form: TargetForm::Absolute, ..sample_target() };
         let fresh =
             "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\nconnection: close\r\n\r\n";
         for (target, expected) in [
@@ -85,31 +85,31 @@ mod tests {
                  content-length: 2\r\n\r\n{}",
             ),
         ] {
-            let request = Request::new(&target, Reuse::Keep).unwrap();
+            let request = SerializedRequest::new(&target, ConnectionReuse::Keep).unwrap();
             assert_eq!(String::from_utf8(request.bytes).unwrap(), expected);
         }
-        let request = Request::new(&sample_target(), Reuse::Fresh).unwrap();
+        let request = SerializedRequest::new(&sample_target(), ConnectionReuse::Fresh).unwrap();
         assert_eq!(String::from_utf8(request.bytes).unwrap(), fresh);
     }
 
     #[test]
-    fn requests_that_a_strict_server_refuses_are_not_sent() {
-        let with_header = |name: &str, value: &str| Target {
+    fn requests_that_a_strict_server_rejects_are_not_sent() {
+        let with_header = |name: &str, value: &str| LoadTarget {
             headers: vec![(name.to_owned(), value.to_owned())],
             ..sample_target()
         };
         for bad in [
-            Target { method: "GE T".to_owned(), ..sample_target() },
-            Target { path: "ratings".to_owned(), ..sample_target() },
-            Target { path: "/a b".to_owned(), ..sample_target() },
-            Target { host: "a\r\nx: y\r\n\r\nGET / HTTP/1.1".to_owned(), ..sample_target() },
+            LoadTarget { method: "GE T".to_owned(), ..sample_target() },
+            LoadTarget { path: "ratings".to_owned(), ..sample_target() },
+            LoadTarget { path: "/a b".to_owned(), ..sample_target() },
+            LoadTarget { host: "a\r\nx: y\r\n\r\nGET / HTTP/1.1".to_owned(), ..sample_target() },
             with_header("host", "other"),
             with_header("x y", "1"),
             with_header("x", "1\r\n\r\nGET / HTTP/1.1"),
-            Target { body: b"1".to_vec(), ..with_header("content-length", "1") },
-            Target { body: b"1".to_vec(), ..with_header("transfer-encoding", "chunked") },
-            Target { method: "CONNECT".to_owned(), ..sample_target() },
-            Target {
+            LoadTarget { body: b"1".to_vec(), ..with_header("content-length", "1") },
+            LoadTarget { body: b"1".to_vec(), ..with_header("transfer-encoding", "chunked") },
+            LoadTarget { method: "CONNECT".to_owned(), ..sample_target() },
+            LoadTarget {
                 headers: vec![
                     ("connection".to_owned(), "upgrade".to_owned()),
                     ("upgrade".to_owned(), "websocket".to_owned()),
@@ -117,7 +117,7 @@ mod tests {
                 ..sample_target()
             },
         ] {
-            assert!(Request::new(&bad, Reuse::Keep).is_err(), "{bad:?}");
+            assert!(SerializedRequest::new(&bad, ConnectionReuse::Keep).is_err(), "{bad:?}");
         }
     }
 }

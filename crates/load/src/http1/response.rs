@@ -1,12 +1,12 @@
 //! Incremental response parser: buffers only incomplete heads and framing.
 
-use leno_wire::http1::{Answers, BodyDecoder, Parsed, ResponseHead};
+use leno_wire::http1::{BodyDecoder, Parsed, RequestKind, ResponseHead};
 
 use crate::error_kind::ErrorKind;
 
 /// A complete response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Received {
+pub(super) struct ReceivedResponse {
     pub(super) status: u16,
     /// True if the connection can be reused.
     pub(super) reusable: bool,
@@ -14,19 +14,19 @@ pub(super) struct Received {
 
 /// A response in progress.
 #[derive(Debug, Default)]
-pub(super) struct Receiving {
-    answers: Answers,
+pub(super) struct ResponseReader {
+    answers: RequestKind,
     /// The number of preceding interim responses.
     interim: u32,
-    received: Option<Received>,
+    received: Option<ReceivedResponse>,
     body: Option<BodyDecoder>,
     /// Bytes that could not be parsed yet. Bounded, since the parsers bound heads and framing.
     rest: Vec<u8>,
 }
 
-impl Receiving {
+impl ResponseReader {
     /// Starts a new response.
-    pub(super) fn begin_response(&mut self, answers: Answers) {
+    pub(super) fn begin_response(&mut self, answers: RequestKind) {
         self.answers = answers;
         self.interim = 0;
         self.received = None;
@@ -42,7 +42,7 @@ impl Receiving {
         &mut self,
         head: &mut ResponseHead,
         bytes: &[u8],
-    ) -> Result<Option<Received>, ErrorKind> {
+    ) -> Result<Option<ReceivedResponse>, ErrorKind> {
         if self.rest.is_empty() {
             let consumed = self.consume_bytes(head, bytes)?;
             self.rest.extend_from_slice(bytes.get(consumed..).unwrap_or_default());
@@ -65,7 +65,7 @@ impl Receiving {
     ///
     /// # Errors
     /// [`ErrorKind::Closed`] unless the close delimits the response.
-    pub(super) fn finish_at_close(&mut self) -> Result<Received, ErrorKind> {
+    pub(super) fn finish_at_close(&mut self) -> Result<ReceivedResponse, ErrorKind> {
         let (Some(received), Some(body)) = (self.received, &mut self.body) else {
             return Err(ErrorKind::Closed);
         };
@@ -108,7 +108,7 @@ impl Receiving {
             // No upgrade was requested.
             return Err(ErrorKind::Malformed);
         }
-        self.received = Some(Received { status: head.status, reusable: head.keep_alive });
+        self.received = Some(ReceivedResponse { status: head.status, reusable: head.keep_alive });
         self.body = Some(BodyDecoder::new(head.body));
         Ok(())
     }

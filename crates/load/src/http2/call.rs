@@ -7,16 +7,16 @@ use h2::RecvStream;
 use h2::client::SendRequest;
 use http::HeaderMap;
 
-use super::request::{GRPC_PREFIX_BYTES, Kind, Request};
+use super::request::{GRPC_PREFIX_BYTES, Http2Request, ResponseKind};
 use crate::error_kind::{ErrorKind, GRPC_UNKNOWN};
-use crate::report::Answer;
+use crate::report::ResponseStatus;
 
-impl Request {
+impl Http2Request {
     /// Sends the request and reads its response to the end.
     pub(super) async fn send_request(
         &self,
         sender: SendRequest<Bytes>,
-    ) -> Result<Answer, ErrorKind> {
+    ) -> Result<ResponseStatus, ErrorKind> {
         let mut sender = sender.ready().await.map_err(|error| error_kind(&error))?;
         let (response, mut upload) = sender
             .send_request(self.head.clone(), self.body.is_empty())
@@ -27,19 +27,19 @@ impl Request {
         }
         let (head, mut body) = response.await.map_err(|error| error_kind(&error))?.into_parts();
         let status = head.status.as_u16();
-        let mut message = Message::default();
+        let mut message = GrpcMessage::default();
         while let Some(bytes) = body.data().await {
             let bytes = bytes.map_err(|error| error_kind(&error))?;
             message.record_bytes(&bytes);
             drop(body.flow_control().release_capacity(bytes.len()));
         }
         let grpc = match self.kind {
-            Kind::Grpc if head.status.is_success() => {
+            ResponseKind::Grpc if head.status.is_success() => {
                 Some(grpc_status(&mut body, &head.headers, &message).await?)
             }
-            Kind::Grpc | Kind::Plain => None,
+            ResponseKind::Grpc | ResponseKind::Plain => None,
         };
-        Ok(Answer { status, grpc })
+        Ok(ResponseStatus { status, grpc })
     }
 }
 
@@ -47,7 +47,7 @@ impl Request {
 async fn grpc_status(
     body: &mut RecvStream,
     head: &HeaderMap,
-    message: &Message,
+    message: &GrpcMessage,
 ) -> Result<u8, ErrorKind> {
     let trailers = body.trailers().await.map_err(|error| error_kind(&error))?;
     let status = trailers.as_ref().unwrap_or(head).get(GRPC_STATUS);
@@ -61,12 +61,12 @@ async fn grpc_status(
 
 /// The received part of a gRPC message; its content is ignored.
 #[derive(Debug, Default)]
-struct Message {
+struct GrpcMessage {
     prefix: [u8; GRPC_PREFIX_BYTES],
     bytes: u64,
 }
 
-impl Message {
+impl GrpcMessage {
     fn record_bytes(&mut self, bytes: &[u8]) {
         let at = usize::try_from(self.bytes).unwrap_or(GRPC_PREFIX_BYTES).min(GRPC_PREFIX_BYTES);
         for (place, byte) in self.prefix[at..].iter_mut().zip(bytes) {
@@ -108,7 +108,7 @@ mod tests {
     fn a_message_is_whole_when_its_last_byte_has_come_and_nothing_else() {
         let frame = b"\0\0\0\0\x03abc";
         for pieces in [1, 2, 3, 8] {
-            let mut message = Message::default();
+            let mut message = GrpcMessage::default();
             for piece in frame.chunks(pieces) {
                 assert!(!message.is_whole());
                 message.record_bytes(piece);

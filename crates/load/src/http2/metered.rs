@@ -7,22 +7,22 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::world::Meter;
+use crate::environment::ByteMeter;
 
 /// A connection with byte counters.
 #[derive(Debug)]
-pub(super) struct Metered<S> {
+pub(super) struct MeteredStream<S> {
     stream: S,
-    meter: Rc<Meter>,
+    meter: Rc<ByteMeter>,
 }
 
-impl<S> Metered<S> {
-    pub(super) fn new(stream: S, meter: Rc<Meter>) -> Self {
+impl<S> MeteredStream<S> {
+    pub(super) fn new(stream: S, meter: Rc<ByteMeter>) -> Self {
         Self { stream, meter }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -35,7 +35,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -4,35 +4,35 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, TE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
-use crate::plan::{InvalidPlan, Protocol, Target};
+use crate::plan::{InvalidPlan, LoadProtocol, LoadTarget};
 
 /// A prepared request.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct Http2Request {
     pub(super) head: http::Request<()>,
     /// The body; for gRPC, the framed message.
     pub(super) body: Bytes,
-    pub(super) kind: Kind,
+    pub(super) kind: ResponseKind,
 }
 
 /// The response semantics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ResponseKind {
     Plain,
     /// The response ends with a gRPC status.
     Grpc,
 }
 
-impl Request {
-    pub(super) fn new(target: &Target, protocol: Protocol) -> Result<Self, InvalidPlan> {
+impl Http2Request {
+    pub(super) fn new(target: &LoadTarget, protocol: LoadProtocol) -> Result<Self, InvalidPlan> {
         let wrong = |part| InvalidPlan::Http2Request { name: target.name.clone(), part };
         let kind = match protocol {
-            Protocol::Grpc { .. } => Kind::Grpc,
-            Protocol::Http1 | Protocol::Http2 { .. } => Kind::Plain,
+            LoadProtocol::Grpc { .. } => ResponseKind::Grpc,
+            LoadProtocol::Http1 | LoadProtocol::Http2 { .. } => ResponseKind::Plain,
         };
         let method = match kind {
-            Kind::Plain => target.method.parse().map_err(|_| wrong("method"))?,
-            Kind::Grpc => Method::POST,
+            ResponseKind::Plain => target.method.parse().map_err(|_| wrong("method"))?,
+            ResponseKind::Grpc => Method::POST,
         };
         if method == Method::CONNECT {
             return Err(InvalidPlan::Tunnel { name: target.name.clone() });
@@ -43,8 +43,8 @@ impl Request {
             .path_and_query(target.path.as_str());
         let uri = uri.build().map_err(|_| wrong("host or path"))?;
         let body = match kind {
-            Kind::Plain => Bytes::from(target.body.clone()),
-            Kind::Grpc => {
+            ResponseKind::Plain => Bytes::from(target.body.clone()),
+            ResponseKind::Grpc => {
                 frame_message(&target.body).ok_or_else(|| wrong("message: it is too long"))?
             }
         };
@@ -58,7 +58,7 @@ impl Request {
 }
 
 /// Returns the headers of a request; `None` if one of them cannot be sent.
-fn request_headers(target: &Target, kind: Kind, method: &Method) -> Option<HeaderMap> {
+fn request_headers(target: &LoadTarget, kind: ResponseKind, method: &Method) -> Option<HeaderMap> {
     let mut fields = HeaderMap::new();
     for (name, value) in &target.headers {
         let name: HeaderName = name.parse().ok()?;
@@ -68,15 +68,15 @@ fn request_headers(target: &Target, kind: Kind, method: &Method) -> Option<Heade
         fields.append(name, HeaderValue::from_str(value).ok()?);
     }
     match kind {
-        Kind::Grpc => {
+        ResponseKind::Grpc => {
             fields.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
             fields.insert(TE, HeaderValue::from_static("trailers"));
         }
         // RFC 9110 section 8.6: methods that define a meaning for content send the length even without content.
-        Kind::Plain if !target.body.is_empty() || gives_content_a_meaning(method) => {
+        ResponseKind::Plain if !target.body.is_empty() || gives_content_a_meaning(method) => {
             fields.insert(CONTENT_LENGTH, HeaderValue::from(target.body.len()));
         }
-        Kind::Plain => {}
+        ResponseKind::Plain => {}
     }
     Some(fields)
 }
@@ -106,30 +106,31 @@ const CONNECTION_FIELDS: [&str; 5] =
 mod tests {
     use super::*;
 
-    const HTTP2: Protocol = Protocol::Http2 { streams: 1 };
-    const GRPC: Protocol = Protocol::Grpc { streams: 1 };
+    const HTTP2: LoadProtocol = LoadProtocol::Http2 { streams: 1 };
+    const GRPC: LoadProtocol = LoadProtocol::Grpc { streams: 1 };
 
-    fn sample_target() -> Target {
-        Target::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
+    fn sample_target() -> LoadTarget {
+        LoadTarget::get("t", "127.0.0.1:80".parse().unwrap(), "ratings:9080", "/ratings/1?x=2")
     }
 
     #[test]
     fn requests_are_made_as_planned() {
         let header = ("x-a".to_owned(), "b".to_owned());
-        let post = Target {
+        let post = LoadTarget {
             method: "POST".to_owned(),
             headers: vec![header],
             body: b"{}".to_vec(),
             ..sample_target()
         };
-        let plain = Request::new(&post, HTTP2).unwrap();
+        let plain = Http2Request::new(&post, HTTP2).unwrap();
         assert_eq!(plain.head.uri(), "http://ratings:9080/ratings/1?x=2");
         assert_eq!(plain.head.method(), "POST");
         assert_eq!(plain.head.headers()["x-a"], "b");
         assert_eq!(plain.head.headers()["content-length"], "2");
         assert_eq!(&plain.body[..], b"{}");
 
-        let call = Request::new(&Target { method: "GET".to_owned(), ..post }, GRPC).unwrap();
+        let call =
+            Http2Request::new(&LoadTarget { method: "GET".to_owned(), ..post }, GRPC).unwrap();
         assert_eq!(call.head.method(), "POST");
         assert_eq!(call.head.headers()["content-type"], "application/grpc");
         assert_eq!(call.head.headers()["te"], "trailers");
@@ -138,16 +139,16 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_a_strict_server_refuses_are_not_sent() {
-        let with_header = |name: &str, value: &str| Target {
+    fn requests_that_a_strict_server_rejects_are_not_sent() {
+        let with_header = |name: &str, value: &str| LoadTarget {
             headers: vec![(name.to_owned(), value.to_owned())],
             ..sample_target()
         };
         for bad in [
-            Target { method: "GE T".to_owned(), ..sample_target() },
-            Target { method: "CONNECT".to_owned(), ..sample_target() },
-            Target { path: "/a b".to_owned(), ..sample_target() },
-            Target { host: "a b".to_owned(), ..sample_target() },
+            LoadTarget { method: "GE T".to_owned(), ..sample_target() },
+            LoadTarget { method: "CONNECT".to_owned(), ..sample_target() },
+            LoadTarget { path: "/a b".to_owned(), ..sample_target() },
+            LoadTarget { host: "a b".to_owned(), ..sample_target() },
             with_header("host", "other"),
             with_header("x y", "1"),
             with_header("x", "1\r\ny: 2"),
@@ -155,7 +156,7 @@ mod tests {
             with_header("Connection", "close"),
             with_header("transfer-encoding", "chunked"),
         ] {
-            assert!(Request::new(&bad, HTTP2).is_err(), "{bad:?}");
+            assert!(Http2Request::new(&bad, HTTP2).is_err(), "{bad:?}");
         }
     }
 }

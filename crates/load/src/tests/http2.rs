@@ -13,16 +13,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::spawn_local;
 
 use super::{drive_plan, ms, run};
-use crate::{ErrorKind, Pace, Plan, Protocol, Report, Reuse, Target, TargetReport};
+use crate::{
+    ConnectionReuse, ErrorKind, LoadModel, LoadPlan, LoadProtocol, LoadReport, LoadTarget,
+    TargetReport,
+};
 
 #[test]
 fn streams_share_the_connections_of_a_run() {
     run(async {
-        let server = Server::start(Act::Answer).await;
-        let target = Target { body: vec![b'x'; 10_000], ..server.target_of() };
-        let plan = Plan {
-            protocol: Protocol::Http2 { streams: 4 },
-            pace: Pace::Closed { connections: 2 },
+        let server = Http2Server::start(ServerAction::Answer).await;
+        let target = LoadTarget { body: vec![b'x'; 10_000], ..server.target_of() };
+        let plan = LoadPlan {
+            protocol: LoadProtocol::Http2 { streams: 4 },
+            load_model: LoadModel::Closed { connections: 2 },
             ..http2_plan(target)
         };
         let report = drive_plan(plan).await;
@@ -38,8 +41,8 @@ fn streams_share_the_connections_of_a_run() {
 #[test]
 fn fresh_connections_carry_one_request_each() {
     run(async {
-        let server = Server::start(Act::Answer).await;
-        let plan = Plan { reuse: Reuse::Fresh, ..http2_plan(server.target_of()) };
+        let server = Http2Server::start(ServerAction::Answer).await;
+        let plan = LoadPlan { reuse: ConnectionReuse::Fresh, ..http2_plan(server.target_of()) };
         let report = drive_plan(plan).await;
         assert_eq!(total_report(&report).success_count(), total_report(&report).request_count());
         assert_eq!(server.connections.get() as u64, total_report(&report).request_count());
@@ -49,10 +52,10 @@ fn fresh_connections_carry_one_request_each() {
 #[test]
 fn a_connection_that_was_taken_back_is_opened_again_without_an_error() {
     run(async {
-        let server = Server::start(Act::AnswerAndLeave).await;
+        let server = Http2Server::start(ServerAction::AnswerAndLeave).await;
         // Slow enough to notice it before the next request.
-        let pace = Pace::Open { rate: 20, connections: 1 };
-        let plan = Plan { pace, duration: ms(400), ..http2_plan(server.target_of()) };
+        let load_model = LoadModel::Open { rate: 20, connections: 1 };
+        let plan = LoadPlan { load_model, duration: ms(400), ..http2_plan(server.target_of()) };
         let report = drive_plan(plan).await;
         assert_eq!(total_report(&report).success_count(), 8, "{report:?}");
         // On a busy machine the client may notice it later.
@@ -63,17 +66,17 @@ fn a_connection_that_was_taken_back_is_opened_again_without_an_error() {
 #[test]
 fn every_kind_of_error_is_counted_as_what_it_is() {
     for (act, kind) in [
-        (Act::Status(503), "status-503"),
-        (Act::Reset, "reset"),
-        (Act::Hang, "timeout"),
-        (Act::Cut, "closed"),
-        (Act::SpeakHttp1, "malformed"),
+        (ServerAction::Status(503), "status-503"),
+        (ServerAction::Reset, "reset"),
+        (ServerAction::Hang, "timeout"),
+        (ServerAction::Cut, "closed"),
+        (ServerAction::SpeakHttp1, "malformed"),
     ] {
         run(async move {
-            let server = Server::start(act).await;
+            let server = Http2Server::start(act).await;
             // Only the timeout case may time out.
             let timeout = if kind == "timeout" { ms(50) } else { ms(10_000) };
-            let plan = Plan { timeout, ..http2_plan(server.target_of()) };
+            let plan = LoadPlan { timeout, ..http2_plan(server.target_of()) };
             let report = drive_plan(plan).await;
             let kinds: Vec<(String, u64)> = total_report(&report).errors_by_kind().collect();
             assert_eq!(
@@ -86,12 +89,12 @@ fn every_kind_of_error_is_counted_as_what_it_is() {
 }
 
 #[test]
-fn a_port_that_nobody_listens_on_is_a_connect_error() {
+fn a_closed_port_is_a_connect_error() {
     run(async {
-        let server = Server::start(Act::Answer).await;
+        let server = Http2Server::start(ServerAction::Answer).await;
         let vacant = tokio::net::TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let target = Target { address: vacant.local_addr().unwrap(), ..server.target_of() };
+        let target = LoadTarget { address: vacant.local_addr().unwrap(), ..server.target_of() };
         let report = drive_plan(http2_plan(target)).await;
         assert_eq!(
             total_report(&report).error_count(ErrorKind::Connect),
@@ -104,21 +107,22 @@ fn a_port_that_nobody_listens_on_is_a_connect_error() {
 fn calls_succeed_or_fail_by_the_status_of_grpc() {
     const OK: &str = "\0\0\0\0\x02ok";
     for (act, kind) in [
-        (Act::Call { message: OK, status: Some("0") }, None),
-        (Act::Call { message: OK, status: Some("14") }, Some("grpc-unavailable")),
-        (Act::Call { message: "", status: Some("5") }, Some("grpc-not-found")),
-        (Act::Call { message: OK, status: Some("99") }, Some("grpc-unknown")),
-        (Act::CallWithoutBody { status: "16" }, Some("grpc-unauthenticated")),
-        (Act::Call { message: OK, status: None }, Some("malformed")),
-        (Act::Call { message: "", status: Some("0") }, Some("malformed")),
-        (Act::Call { message: "\0\0\0\0\x03ok", status: Some("0") }, Some("malformed")),
-        (Act::Call { message: OK, status: Some("x") }, Some("malformed")),
-        (Act::Status(502), Some("status-502")),
+        (ServerAction::Call { message: OK, status: Some("0") }, None),
+        (ServerAction::Call { message: OK, status: Some("14") }, Some("grpc-unavailable")),
+        (ServerAction::Call { message: "", status: Some("5") }, Some("grpc-not-found")),
+        (ServerAction::Call { message: OK, status: Some("99") }, Some("grpc-unknown")),
+        (ServerAction::CallWithoutBody { status: "16" }, Some("grpc-unauthenticated")),
+        (ServerAction::Call { message: OK, status: None }, Some("malformed")),
+        (ServerAction::Call { message: "", status: Some("0") }, Some("malformed")),
+        (ServerAction::Call { message: "\0\0\0\0\x03ok", status: Some("0") }, Some("malformed")),
+        (ServerAction::Call { message: OK, status: Some("x") }, Some("malformed")),
+        (ServerAction::Status(502), Some("status-502")),
     ] {
         run(async move {
-            let server = Server::start(act).await;
-            let target = Target { body: b"hi".to_vec(), ..server.target_of() };
-            let plan = Plan { protocol: Protocol::Grpc { streams: 1 }, ..http2_plan(target) };
+            let server = Http2Server::start(act).await;
+            let target = LoadTarget { body: b"hi".to_vec(), ..server.target_of() };
+            let plan =
+                LoadPlan { protocol: LoadProtocol::Grpc { streams: 1 }, ..http2_plan(target) };
             let report = drive_plan(plan).await;
             let kinds: Vec<(String, u64)> = total_report(&report).errors_by_kind().collect();
             let expected =
@@ -133,17 +137,21 @@ fn calls_succeed_or_fail_by_the_status_of_grpc() {
     }
 }
 
-fn http2_plan(target: Target) -> Plan {
-    Plan { protocol: Protocol::Http2 { streams: 1 }, duration: ms(100), ..Plan::new(vec![target]) }
+fn http2_plan(target: LoadTarget) -> LoadPlan {
+    LoadPlan {
+        protocol: LoadProtocol::Http2 { streams: 1 },
+        duration: ms(100),
+        ..LoadPlan::new(vec![target])
+    }
 }
 
-fn total_report(report: &Report) -> &TargetReport {
+fn total_report(report: &LoadReport) -> &TargetReport {
     report.target_report("t").unwrap()
 }
 
 /// The server's action for every request.
 #[derive(Debug, Clone, Copy)]
-enum Act {
+enum ServerAction {
     Answer,
     /// Responds, and accepts no further request on this connection.
     AnswerAndLeave,
@@ -163,13 +171,13 @@ enum Act {
     SpeakHttp1,
 }
 
-struct Server {
+struct Http2Server {
     address: SocketAddr,
     connections: Rc<Cell<usize>>,
 }
 
-impl Server {
-    async fn start(act: Act) -> Self {
+impl Http2Server {
+    async fn start(act: ServerAction) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections: Rc<Cell<usize>> = Rc::default();
@@ -184,14 +192,14 @@ impl Server {
         Self { address, connections }
     }
 
-    fn target_of(&self) -> Target {
-        Target::get("t", self.address, "test", "/shop.Cart/Get")
+    fn target_of(&self) -> LoadTarget {
+        LoadTarget::get("t", self.address, "test", "/shop.Cart/Get")
     }
 }
 
-async fn serve_connection(stream: TcpStream, act: Act) {
+async fn serve_connection(stream: TcpStream, act: ServerAction) {
     stream.set_nodelay(true).unwrap();
-    if let Act::SpeakHttp1 = act {
+    if let ServerAction::SpeakHttp1 = act {
         stream.readable().await.unwrap();
         drop(stream.try_write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"));
         // Drain input: closing with unread data would reset the connection and lose the response.
@@ -204,15 +212,19 @@ async fn serve_connection(stream: TcpStream, act: Act) {
     };
     while let Some(Ok((request, respond))) = connection.accept().await {
         match act {
-            Act::Cut => return,
-            Act::AnswerAndLeave => connection.graceful_shutdown(),
+            ServerAction::Cut => return,
+            ServerAction::AnswerAndLeave => connection.graceful_shutdown(),
             _ => {}
         }
         spawn_local(respond_with(request, respond, act));
     }
 }
 
-async fn respond_with(request: Request<RecvStream>, mut respond: SendResponse<Bytes>, act: Act) {
+async fn respond_with(
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+    act: ServerAction,
+) {
     let mut body = request.into_body();
     while let Some(Ok(bytes)) = body.data().await {
         body.flow_control().release_capacity(bytes.len()).unwrap();
@@ -220,12 +232,12 @@ async fn respond_with(request: Request<RecvStream>, mut respond: SendResponse<By
     let head = |status: u16| Response::builder().status(status).body(()).unwrap();
     let value = HeaderValue::from_static;
     match act {
-        Act::Answer | Act::AnswerAndLeave => {
+        ServerAction::Answer | ServerAction::AnswerAndLeave => {
             let mut stream = respond.send_response(head(200), false).unwrap();
             stream.send_data(Bytes::from_static(ANSWER), true).unwrap();
         }
-        Act::Status(status) => drop(respond.send_response(head(status), true).unwrap()),
-        Act::Call { message, status } => {
+        ServerAction::Status(status) => drop(respond.send_response(head(status), true).unwrap()),
+        ServerAction::Call { message, status } => {
             let mut stream = respond.send_response(head(200), false).unwrap();
             if !message.is_empty() {
                 stream.send_data(Bytes::from_static(message.as_bytes()), false).unwrap();
@@ -233,14 +245,14 @@ async fn respond_with(request: Request<RecvStream>, mut respond: SendResponse<By
             let trailers = status.map(|status| ("grpc-status".parse().unwrap(), value(status)));
             stream.send_trailers(HeaderMap::from_iter(trailers)).unwrap();
         }
-        Act::CallWithoutBody { status } => {
+        ServerAction::CallWithoutBody { status } => {
             let mut head = head(200);
             head.headers_mut().insert("grpc-status", value(status));
             respond.send_response(head, true).unwrap();
         }
-        Act::Reset => respond.send_reset(Reason::INTERNAL_ERROR),
-        Act::Hang => tokio::time::sleep(Duration::from_secs(60)).await,
-        Act::Cut | Act::SpeakHttp1 => {}
+        ServerAction::Reset => respond.send_reset(Reason::INTERNAL_ERROR),
+        ServerAction::Hang => tokio::time::sleep(Duration::from_secs(60)).await,
+        ServerAction::Cut | ServerAction::SpeakHttp1 => {}
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::task::spawn_local;
 
 /// The server's action for a request.
 #[derive(Clone)]
-pub(super) struct Answer {
+pub(super) struct ScriptedResponse {
     pub(super) text: std::borrow::Cow<'static, str>,
     /// The number of bytes per write.
     pub(super) piece: usize,
@@ -23,7 +23,7 @@ pub(super) struct Answer {
     pub(super) stalls: bool,
 }
 
-impl Answer {
+impl ScriptedResponse {
     pub(super) fn from_text(text: impl Into<std::borrow::Cow<'static, str>>) -> Self {
         Self { text: text.into(), ..OK }
     }
@@ -34,15 +34,15 @@ impl Answer {
 }
 
 /// A server with a scripted response to its n-th request.
-pub(super) struct Server {
+pub(super) struct ScriptedServer {
     pub(super) address: SocketAddr,
     /// The heads of all requests so far.
     pub(super) seen: Rc<RefCell<Vec<String>>>,
     pub(super) connections: Rc<Cell<usize>>,
 }
 
-impl Server {
-    pub(super) async fn start(answer: impl Fn(usize) -> Answer + 'static) -> Self {
+impl ScriptedServer {
+    pub(super) async fn start(answer: impl Fn(usize) -> ScriptedResponse + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = Self { address, seen: Rc::default(), connections: Rc::default() };
@@ -62,7 +62,7 @@ impl Server {
 async fn serve_connection(
     mut stream: TcpStream,
     seen: Rc<RefCell<Vec<String>>>,
-    answer: Rc<impl Fn(usize) -> Answer>,
+    answer: Rc<impl Fn(usize) -> ScriptedResponse>,
 ) {
     stream.set_nodelay(true).unwrap();
     let mut received = Vec::new();
@@ -107,7 +107,7 @@ pub(super) const STALL: Duration = Duration::from_millis(200);
 
 pub(super) const OK_TEXT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-pub(super) const OK: Answer = Answer {
+pub(super) const OK: ScriptedResponse = ScriptedResponse {
     text: std::borrow::Cow::Borrowed(OK_TEXT),
     piece: usize::MAX,
     closes: false,

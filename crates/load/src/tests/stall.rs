@@ -11,14 +11,14 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::clock::Alarm;
-use crate::drive::Order;
-use crate::share::Share;
-use crate::world::World;
-use crate::{Counters, Pace, Plan, Report, Stop, Target};
+use crate::drive::ThreadTask;
+use crate::environment::Environment;
+use crate::thread_share::ThreadShare;
+use crate::{LoadModel, LoadPlan, LoadReport, LoadTarget, ProgressCounters, StopHandle};
 
 #[tokio::test(start_paused = true)]
 async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
-    let report = run(Pace::Open { rate: 100, connections: 50 }).await;
+    let report = run(LoadModel::Open { rate: 100, connections: 50 }).await;
     let target = report.sum_targets();
     assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
     // Due at 4.00, 4.01 … 4.99, response at 5.00 or shortly after.
@@ -37,7 +37,7 @@ async fn every_request_that_was_due_during_a_stall_shows_its_waiting() {
 
 #[tokio::test(start_paused = true)]
 async fn a_single_connection_answers_for_the_queue_before_it_too() {
-    let target = run(Pace::Open { rate: 100, connections: 1 }).await.sum_targets();
+    let target = run(LoadModel::Open { rate: 100, connections: 1 }).await.sum_targets();
     assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
     // After the stall it catches up at 1000 per second, while more become due.
     let slow = target.latency.count_from(ms(5));
@@ -46,28 +46,30 @@ async fn a_single_connection_answers_for_the_queue_before_it_too() {
 
 #[tokio::test(start_paused = true)]
 async fn the_closed_loop_forgives_the_stall() {
-    let target = run(Pace::Closed { connections: 1 }).await.sum_targets();
+    let target = run(LoadModel::Closed { connections: 1 }).await.sum_targets();
     assert!(target.request_count() > 4000, "{}", target.request_count());
     assert_eq!(target.latency.count_from(ms(5)), 1);
 }
 
-async fn run(pace: Pace) -> Report {
+async fn run(load_model: LoadModel) -> LoadReport {
     let address: SocketAddr = "127.0.0.1:80".parse().unwrap();
-    let plan = Plan { pace, ..Plan::new(vec![Target::get("t", address, "t", "/")]) };
-    let progress = watch::channel(Counters::default()).0;
-    let order = Order { plan, share: Share::WHOLE, stop: Stop::default(), progress };
+    let plan =
+        LoadPlan { load_model, ..LoadPlan::new(vec![LoadTarget::get("t", address, "t", "/")]) };
+    let progress = watch::channel(ProgressCounters::default()).0;
+    let order =
+        ThreadTask { plan, share: ThreadShare::WHOLE, stop: StopHandle::default(), progress };
     let now = Instant::now();
     let second = Duration::from_secs(1);
-    order.carry_out(Stage { still: now + second * 4..now + second * 5 }).await.unwrap()
+    order.carry_out(StalledServer { still: now + second * 4..now + second * 5 }).await.unwrap()
 }
 
-/// An in-memory world with one server.
-struct Stage {
+/// An in-memory environment with one server.
+struct StalledServer {
     /// The time in which it does not respond.
     still: Range<Instant>,
 }
 
-impl World for Stage {
+impl Environment for StalledServer {
     type Stream = DuplexStream;
 
     async fn connect(&self, _: SocketAddr) -> io::Result<DuplexStream> {

@@ -3,25 +3,26 @@
 
 use std::time::SystemTime;
 
-use leno_telemetry::names::{Kind, Metric as Named};
-use leno_telemetry::{Durations, Number, Reader};
+use leno_telemetry::names::{MetricFamily as Named, MetricKind};
+use leno_telemetry::{DurationBuckets, MetricValue, MetricVisitor};
 use prost::Message;
 
 use super::{
-    ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, key_value, unix_nanoseconds,
+    ELEMENT_BYTES, InstrumentationScope, KeyValue, OtlpResource, REQUEST_BYTES_MAX, key_value,
+    unix_nanoseconds,
 };
-use crate::source::{Source, Value};
+use crate::resource_identity::{AttributeValue, ResourceIdentity};
 
 /// The time range of cumulative values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
+pub struct TimeRange {
     /// The start of the range.
     pub started: SystemTime,
     /// The time of the reading.
     pub now: SystemTime,
 }
 
-impl Times {
+impl TimeRange {
     /// Creates a range that ends now. It never starts after its end, even if the clock was set back.
     #[must_use]
     pub fn from_start(started: SystemTime) -> Self {
@@ -31,14 +32,14 @@ impl Times {
 
 /// Export requests with all metrics, filled one after the other.
 #[derive(Debug)]
-pub struct Pages {
-    resource: Resource,
+pub struct MetricRequests {
+    resource: OtlpResource,
     start: u64,
     now: u64,
     bytes_max: usize,
     full: Vec<(Vec<u8>, u64)>,
     /// The metrics of the current request.
-    metrics: Vec<Metric>,
+    metrics: Vec<OtlpMetric>,
     points: u64,
     bytes: usize,
     /// The current metric.
@@ -47,16 +48,16 @@ pub struct Pages {
     histograms: Vec<HistogramPoint>,
 }
 
-impl Pages {
+impl MetricRequests {
     /// Creates empty requests for a telemetry source and a time range.
     #[must_use]
-    pub fn new(source: &Source, times: Times) -> Self {
+    pub fn new(source: &ResourceIdentity, times: TimeRange) -> Self {
         Self::of_bytes(source, times, REQUEST_BYTES_MAX)
     }
 
-    pub(crate) fn of_bytes(source: &Source, times: Times, bytes_max: usize) -> Self {
+    pub(crate) fn of_bytes(source: &ResourceIdentity, times: TimeRange, bytes_max: usize) -> Self {
         Self {
-            resource: Resource::from_source(source),
+            resource: OtlpResource::from_source(source),
             start: unix_nanoseconds(times.started),
             now: unix_nanoseconds(times.now),
             bytes_max,
@@ -96,16 +97,18 @@ impl Pages {
             return;
         }
         let reported = match named.kind {
-            Kind::Counter => {
-                Reported::Sum(Sum { points: numbers, temporality: CUMULATIVE, is_monotonic: true })
-            }
+            MetricKind::Counter => MetricData::Sum(Sum {
+                points: numbers,
+                temporality: CUMULATIVE,
+                is_monotonic: true,
+            }),
             // Our metrics have no summaries.
-            Kind::Gauge | Kind::Summary => Reported::Gauge(Gauge { points: numbers }),
-            Kind::Histogram => {
-                Reported::Histogram(Histogram { points: histograms, temporality: CUMULATIVE })
+            MetricKind::Gauge | MetricKind::Summary => MetricData::Gauge(Gauge { points: numbers }),
+            MetricKind::Histogram => {
+                MetricData::Histogram(OtlpHistogram { points: histograms, temporality: CUMULATIVE })
             }
         };
-        self.metrics.push(Metric {
+        self.metrics.push(OtlpMetric {
             name: named.name.to_owned(),
             description: named.help.to_owned(),
             unit: metric_unit(named.name).to_owned(),
@@ -118,28 +121,28 @@ impl Pages {
             return;
         }
         let metrics = std::mem::take(&mut self.metrics);
-        let metrics = ScopeMetrics { scope: Some(Scope::own_scope()), metrics };
+        let metrics = ScopeMetrics { scope: Some(InstrumentationScope::own_scope()), metrics };
         let resource = Some(self.resource.clone());
         let metrics = ResourceMetrics { resource, scope_metrics: vec![metrics] };
-        let request = ExportRequest { resource_metrics: vec![metrics] };
+        let request = ExportMetricsRequest { resource_metrics: vec![metrics] };
         self.full.push((request.encode_to_vec(), self.points));
         (self.points, self.bytes) = (0, 0);
     }
 }
 
-impl Reader for Pages {
+impl MetricVisitor for MetricRequests {
     fn begin_metric(&mut self, metric: &'static Named) {
         self.close_metric();
         self.named = Some(metric);
         self.bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
     }
 
-    fn record_number(&mut self, labels: &[(&'static str, &str)], number: Number) {
+    fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue) {
         let value = match number {
-            Number::Whole(number) => number_point::Value::Whole(to_i64(number)),
-            Number::Seconds(seconds) => number_point::Value::Fraction(seconds),
+            MetricValue::Whole(number) => number_point::PointValue::Whole(to_i64(number)),
+            MetricValue::Seconds(seconds) => number_point::PointValue::Fraction(seconds),
         };
-        let is_gauge = self.named.is_some_and(|named| named.kind == Kind::Gauge);
+        let is_gauge = self.named.is_some_and(|named| named.kind == MetricKind::Gauge);
         let point = NumberPoint {
             start_time_unix_nano: if is_gauge { 0 } else { self.start },
             time_unix_nano: self.now,
@@ -151,7 +154,11 @@ impl Reader for Pages {
         self.account_point(bytes);
     }
 
-    fn record_durations(&mut self, labels: &[(&'static str, &str)], durations: &Durations<'_>) {
+    fn record_durations(
+        &mut self,
+        labels: &[(&'static str, &str)],
+        durations: &DurationBuckets<'_>,
+    ) {
         let mut point = HistogramPoint {
             start_time_unix_nano: self.start,
             time_unix_nano: self.now,
@@ -163,7 +170,7 @@ impl Reader for Pages {
             point.count += count;
             point.bucket_counts.push(count);
             point.explicit_bounds.extend(limit.map(|limit| limit.as_secs_f64()));
-            point.exemplars.extend(exemplar.map(|exemplar| Exemplar {
+            point.exemplars.extend(exemplar.map(|exemplar| OtlpExemplar {
                 time_unix_nano: unix_nanoseconds(exemplar.ended),
                 seconds: Some(exemplar.duration.as_secs_f64()),
                 span_id: exemplar.span.0.get().to_be_bytes().into(),
@@ -179,7 +186,7 @@ impl Reader for Pages {
 /// Returns labels that are not empty: Prometheus treats an empty label as absent.
 fn label_attributes(labels: &[(&'static str, &str)]) -> Vec<KeyValue> {
     let reported = labels.iter().filter(|(_, value)| !value.is_empty());
-    reported.map(|(key, value)| key_value(key, Value::Text((*value).to_owned()))).collect()
+    reported.map(|(key, value)| key_value(key, AttributeValue::Text((*value).to_owned()))).collect()
 }
 
 /// Returns the UCUM unit from the suffix of a metric name. Counts have no unit: Prometheus bridges would append
@@ -198,7 +205,7 @@ fn to_i64(number: u64) -> i64 {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ExportRequest {
+pub(crate) struct ExportMetricsRequest {
     #[prost(message, repeated, tag = "1")]
     pub(crate) resource_metrics: Vec<ResourceMetrics>,
 }
@@ -206,7 +213,7 @@ pub(crate) struct ExportRequest {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ResourceMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(crate) resource: Option<Resource>,
+    pub(crate) resource: Option<OtlpResource>,
     #[prost(message, repeated, tag = "2")]
     pub(crate) scope_metrics: Vec<ScopeMetrics>,
 }
@@ -214,31 +221,31 @@ pub(crate) struct ResourceMetrics {
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ScopeMetrics {
     #[prost(message, optional, tag = "1")]
-    pub(crate) scope: Option<Scope>,
+    pub(crate) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) metrics: Vec<Metric>,
+    pub(crate) metrics: Vec<OtlpMetric>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Metric {
+pub(crate) struct OtlpMetric {
     #[prost(string, tag = "1")]
     pub(crate) name: String,
     #[prost(string, tag = "2")]
     pub(crate) description: String,
     #[prost(string, tag = "3")]
     pub(crate) unit: String,
-    #[prost(oneof = "Reported", tags = "5, 7, 9")]
-    pub(crate) reported: Option<Reported>,
+    #[prost(oneof = "MetricData", tags = "5, 7, 9")]
+    pub(crate) reported: Option<MetricData>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Reported {
+pub(crate) enum MetricData {
     #[prost(message, tag = "5")]
     Gauge(Gauge),
     #[prost(message, tag = "7")]
     Sum(Sum),
     #[prost(message, tag = "9")]
-    Histogram(Histogram),
+    Histogram(OtlpHistogram),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -258,7 +265,7 @@ pub(crate) struct Sum {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Histogram {
+pub(crate) struct OtlpHistogram {
     #[prost(message, repeated, tag = "1")]
     pub(crate) points: Vec<HistogramPoint>,
     #[prost(int32, tag = "2")]
@@ -271,15 +278,15 @@ pub(crate) struct NumberPoint {
     pub(crate) start_time_unix_nano: u64,
     #[prost(fixed64, tag = "3")]
     pub(crate) time_unix_nano: u64,
-    #[prost(oneof = "number_point::Value", tags = "4, 6")]
-    pub(crate) value: Option<number_point::Value>,
+    #[prost(oneof = "number_point::PointValue", tags = "4, 6")]
+    pub(crate) value: Option<number_point::PointValue>,
     #[prost(message, repeated, tag = "7")]
     pub(crate) attributes: Vec<KeyValue>,
 }
 
 pub(crate) mod number_point {
     #[derive(Clone, Copy, PartialEq, prost::Oneof)]
-    pub(crate) enum Value {
+    pub(crate) enum PointValue {
         #[prost(double, tag = "4")]
         Fraction(f64),
         #[prost(sfixed64, tag = "6")]
@@ -302,13 +309,13 @@ pub(crate) struct HistogramPoint {
     #[prost(double, repeated, tag = "7")]
     pub(crate) explicit_bounds: Vec<f64>,
     #[prost(message, repeated, tag = "8")]
-    pub(crate) exemplars: Vec<Exemplar>,
+    pub(crate) exemplars: Vec<OtlpExemplar>,
     #[prost(message, repeated, tag = "9")]
     pub(crate) attributes: Vec<KeyValue>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Exemplar {
+pub(crate) struct OtlpExemplar {
     #[prost(fixed64, tag = "2")]
     pub(crate) time_unix_nano: u64,
     #[prost(double, optional, tag = "3")]

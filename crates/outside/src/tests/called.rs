@@ -8,9 +8,9 @@ use leno_model::{Collector, CollectorProtocol, Signal};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::pushed::{Became, Plain};
+use super::pushed::{CountedPoints, TcpConnector};
 use super::run;
-use crate::{ExportRequest, Fate, Post, message};
+use crate::{ExportRequest, ExportStatus, Exporter, message};
 
 /// Returns an HTTP/2 frame (RFC 9113 §4.1).
 fn http2_frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
@@ -62,10 +62,12 @@ fn a_response_that_arrives_with_the_end_of_its_connection_counts() {
             let (address, calls) = start_collector(response).await;
             let url = format!("http://{address}");
             let to = Collector::parse(Signal::Traces, CollectorProtocol::OtlpGrpc, &url).unwrap();
-            let became = Became::default();
-            let mut fate = Fate::new("spans", &became);
+            let became = CountedPoints::default();
+            let mut export_status = ExportStatus::new("spans", &became);
             let export_request = ExportRequest::new_otlp((b"spans".to_vec(), 7));
-            Post::new(Plain, None).send_request(&to, &export_request, &mut fate).await;
+            Exporter::new(TcpConnector, None)
+                .send_request(&to, &export_request, &mut export_status)
+                .await;
             assert_eq!((calls.get(), became.exported.get(), became.refused.get()), (1, 7, 0));
         }
     });

@@ -11,7 +11,8 @@ use http_body_util::Full;
 use leno_model::{Collector, CollectorProtocol, MetricsPush, Signal};
 use leno_telemetry::trace::{SpanId, TraceId};
 use leno_telemetry::{
-    Count, Form, Gauge, GrpcStatus, Level, Outcome, RequestLabels, RuleLabels, Telemetry,
+    Count, ExpositionFormat, Gauge, GrpcStatus, Level, RequestLabels, RequestRecord, RuleLabels,
+    Telemetry,
 };
 use prost::Message as _;
 use tokio::net::TcpStream;
@@ -19,12 +20,15 @@ use tokio::sync::watch;
 
 use super::receiver::{self, Receiver, response_with};
 use super::run;
-use crate::otlp::points::{self, Metric, Reported, number_point};
-use crate::otlp::{ExportAnswer, KeyValue, PartialSuccess, Resource, any_value};
-use crate::{Counts, Dial, Fate, Pages, Post, Source, Teller, Times, push_metrics};
+use crate::otlp::points::{self, MetricData, OtlpMetric, number_point};
+use crate::otlp::{ExportResponse, KeyValue, OtlpResource, PartialSuccess, any_value};
+use crate::{
+    Connector, ExportCounts, ExportStatus, Exporter, MetricRequests, MetricSource,
+    ResourceIdentity, TimeRange, push_metrics,
+};
 
-fn source() -> Source {
-    Source {
+fn source() -> ResourceIdentity {
+    ResourceIdentity {
         service: "ratings".to_owned(),
         namespace: "bookinfo".to_owned(),
         instance: "bookinfo/ratings-1".to_owned(),
@@ -47,7 +51,8 @@ fn busy_telemetry(series: u16) -> Arc<Telemetry> {
         for (status, ms, reason) in [(200, 3, None), (503, 90_000, Some("connect-failed"))] {
             let duration = Duration::from_millis(ms);
             let grpc = (status == 200).then_some(GrpcStatus::Ok);
-            let outcome = Outcome { status, reason, grpc, duration, bytes_in: 5, bytes_out: 7 };
+            let outcome =
+                RequestRecord { status, reason, grpc, duration, bytes_in: 5, bytes_out: 7 };
             shard.record_request(series, &outcome);
             shard.store_exemplar(
                 series,
@@ -70,25 +75,25 @@ fn busy_telemetry(series: u16) -> Arc<Telemetry> {
 
 /// Encodes all metrics.
 fn encode_metrics(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
-    encode_in(telemetry, Pages::new(&source(), test_times()))
+    encode_in(telemetry, MetricRequests::new(&source(), test_times()))
 }
 
-fn encode_in(telemetry: &Telemetry, mut pages: Pages) -> Vec<(Vec<u8>, u64)> {
+fn encode_in(telemetry: &Telemetry, mut pages: MetricRequests) -> Vec<(Vec<u8>, u64)> {
     telemetry.read(&mut pages);
     pages.into_requests()
 }
 
-fn test_times() -> Times {
+fn test_times() -> TimeRange {
     let now = UNIX_EPOCH + Duration::from_secs(1000);
-    Times { started: UNIX_EPOCH + Duration::from_secs(900), now }
+    TimeRange { started: UNIX_EPOCH + Duration::from_secs(900), now }
 }
 
-fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
+fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<OtlpMetric> {
     let mut all = Vec::new();
     for (bytes, _) in requests {
-        let request = points::ExportRequest::decode(&**bytes).unwrap();
+        let request = points::ExportMetricsRequest::decode(&**bytes).unwrap();
         let [of_sidecar] = &request.resource_metrics[..] else { panic!("one resource") };
-        assert_eq!(of_sidecar.resource, Some(Resource::from_source(&source())));
+        assert_eq!(of_sidecar.resource, Some(OtlpResource::from_source(&source())));
         let [of_scope] = &of_sidecar.scope_metrics[..] else { panic!("one scope") };
         all.extend(of_scope.metrics.iter().cloned());
     }
@@ -98,7 +103,7 @@ fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<Metric> {
 /// Formats labels as on the page, without empty ones.
 fn format_labels(attributes: &[KeyValue], limit: Option<String>) -> String {
     let of = |it: &KeyValue| match it.value.as_ref().and_then(|it| it.value.as_ref()) {
-        Some(any_value::Value::Text(text)) => {
+        Some(any_value::AnyValueKind::Text(text)) => {
             format!("{}=\"{}\"", it.key, text.replace('"', "\\\""))
         }
         other => panic!("{other:?}"),
@@ -109,21 +114,21 @@ fn format_labels(attributes: &[KeyValue], limit: Option<String>) -> String {
 }
 
 /// Formats exported metrics as lines of the page.
-fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
+fn as_lines(metrics: &[OtlpMetric]) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
-    for Metric { name, reported, .. } in metrics {
+    for OtlpMetric { name, reported, .. } in metrics {
         let (numbers, histograms) = match reported.clone().unwrap() {
-            Reported::Gauge(gauge) => (gauge.points, Vec::new()),
-            Reported::Sum(sum) => {
+            MetricData::Gauge(gauge) => (gauge.points, Vec::new()),
+            MetricData::Sum(sum) => {
                 assert!(sum.is_monotonic && sum.temporality == 2, "{name}");
                 (sum.points, Vec::new())
             }
-            Reported::Histogram(histogram) => (Vec::new(), histogram.points),
+            MetricData::Histogram(histogram) => (Vec::new(), histogram.points),
         };
         for point in numbers {
             let value = match point.value.unwrap() {
-                number_point::Value::Fraction(value) => value.to_string(),
-                number_point::Value::Whole(value) => value.to_string(),
+                number_point::PointValue::Fraction(value) => value.to_string(),
+                number_point::PointValue::Whole(value) => value.to_string(),
             };
             lines.insert(format!("{name}{} {value}", format_labels(&point.attributes, None)));
         }
@@ -147,7 +152,7 @@ fn as_lines(metrics: &[Metric]) -> BTreeSet<String> {
 /// Returns the page without empty series and those that change during the test.
 fn stable_page(telemetry: &Telemetry) -> BTreeSet<String> {
     let mut page = String::new();
-    telemetry.expose(Form::Prometheus, &mut page);
+    telemetry.expose(ExpositionFormat::Prometheus, &mut page);
     let lines = page.lines().filter(|line| !line.starts_with(['#']));
     let reported = lines.filter(|line| !line.starts_with("process_"));
     reported
@@ -161,7 +166,7 @@ fn stable_page(telemetry: &Telemetry) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_push_says_what_the_page_says() {
+fn a_push_equals_the_metrics_page() {
     let telemetry = busy_telemetry(2);
     let requests = encode_metrics(&telemetry);
     let metrics = decode_metrics(&requests);
@@ -185,14 +190,14 @@ fn points_have_their_times_and_examples() {
     let metrics = decode_metrics(&encode_metrics(&busy_telemetry(1)));
     let of =
         |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().reported.clone();
-    let Some(Reported::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
+    let Some(MetricData::Sum(sum)) = of("leno_retries_total") else { panic!("a sum") };
     let point = &sum.points[0];
     let seconds = |ns: u64| ns / 1_000_000_000;
     assert_eq!(seconds(point.start_time_unix_nano), 900);
     assert_eq!(seconds(point.time_unix_nano), 1000);
-    let Some(Reported::Gauge(gauge)) = of("leno_links") else { panic!("a gauge") };
+    let Some(MetricData::Gauge(gauge)) = of("leno_links") else { panic!("a gauge") };
     assert_eq!(gauge.points[0].start_time_unix_nano, 0);
-    let Some(Reported::Histogram(histogram)) = of("leno_request_duration_seconds") else {
+    let Some(MetricData::Histogram(histogram)) = of("leno_request_duration_seconds") else {
         panic!("a histogram")
     };
     let point = &histogram.points[0];
@@ -205,11 +210,11 @@ fn points_have_their_times_and_examples() {
 }
 
 #[test]
-fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
+fn large_exports_are_split_without_loss() {
     let telemetry = busy_telemetry(280);
     let whole = encode_metrics(&telemetry);
     assert_eq!(whole.len(), 1);
-    let parts = encode_in(&telemetry, Pages::of_bytes(&source(), test_times(), 20_000));
+    let parts = encode_in(&telemetry, MetricRequests::of_bytes(&source(), test_times(), 20_000));
     assert!(parts.len() > 20, "{}", parts.len());
     for (bytes, _) in &parts {
         // The last point, the resource, and the names of metrics are in addition to the limit.
@@ -224,31 +229,31 @@ fn what_is_large_goes_in_several_requests_and_nothing_is_lost() {
 }
 
 /// A source of metrics.
-struct Numbers(Arc<Telemetry>);
+struct TestMetrics(Arc<Telemetry>);
 
-impl Teller for Numbers {
-    fn source(&self) -> Source {
+impl MetricSource for TestMetrics {
+    fn source(&self) -> ResourceIdentity {
         source()
     }
 
-    async fn write_metrics(&mut self, mut pages: Pages) -> Option<Pages> {
+    async fn write_metrics(&mut self, mut pages: MetricRequests) -> Option<MetricRequests> {
         self.0.read(&mut pages);
         Some(pages)
     }
 
-    async fn tell_last(mut self, pages: Pages) -> Option<Pages> {
+    async fn write_last_metrics(mut self, pages: MetricRequests) -> Option<MetricRequests> {
         self.write_metrics(pages).await
     }
 }
 
 /// The numbers of accepted and rejected points.
 #[derive(Default)]
-pub(super) struct Became {
+pub(super) struct CountedPoints {
     pub(super) exported: Cell<u64>,
     pub(super) refused: Cell<u64>,
 }
 
-impl Counts for &Became {
+impl ExportCounts for &CountedPoints {
     fn add_exported(&self, count: u64) {
         self.exported.set(self.exported.get() + count);
     }
@@ -258,9 +263,9 @@ impl Counts for &Became {
     }
 }
 
-pub(super) struct Plain;
+pub(super) struct TcpConnector;
 
-impl Dial for Plain {
+impl Connector for TcpConnector {
     async fn dial(&self, address: SocketAddr) -> std::io::Result<TcpStream> {
         TcpStream::connect(address).await
     }
@@ -279,54 +284,70 @@ async fn push_once(
 ) -> (u64, u64, Vec<receiver::Arrived>) {
     let receiver = Receiver::start(answers).await;
     let (_says, wanted) = watch::channel(push_settings(&receiver));
-    let became = Became::default();
-    let mut fate = Fate::new("metrics", &became);
-    let post = Post::new(Plain, None);
+    let became = CountedPoints::default();
+    let mut export_status = ExportStatus::new("metrics", &became);
+    let exporter = Exporter::new(TcpConnector, None);
     // The first export is due within an hour; the last one is sent now.
     let over = std::future::ready(());
-    push_metrics(&post, &mut fate, Numbers(busy_telemetry(1)), wanted, UNIX_EPOCH, u64::MAX, over)
-        .await;
+    push_metrics(
+        &exporter,
+        &mut export_status,
+        TestMetrics(busy_telemetry(1)),
+        wanted,
+        UNIX_EPOCH,
+        u64::MAX,
+        over,
+    )
+    .await;
     (became.exported.get(), became.refused.get(), receiver.arrived_requests())
 }
 
 #[test]
-fn the_last_push_is_made_when_it_is_over() {
+fn a_final_push_is_sent_at_the_end() {
     run(async {
         let (taken, refused, arrived) = push_once(Vec::new()).await;
         assert!(taken > 50 && refused == 0, "{taken} {refused}");
         let [(path, kind, body)] = &arrived[..] else { panic!("one push") };
         assert_eq!((&**path, &**kind), ("/v1/metrics", "application/x-protobuf"));
-        assert!(points::ExportRequest::decode(body.clone()).is_ok());
+        assert!(points::ExportMetricsRequest::decode(body.clone()).is_ok());
     });
 }
 
 #[test]
-fn nothing_is_pushed_once_nobody_is_there_to_ask() {
+fn pushing_ends_with_the_source_of_metrics() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let (says, wanted) = watch::channel(push_settings(&receiver));
         drop(says);
-        let (post, became) = (Post::new(Plain, None), Became::default());
-        let mut fate = Fate::new("metrics", &became);
+        let (exporter, became) = (Exporter::new(TcpConnector, None), CountedPoints::default());
+        let mut export_status = ExportStatus::new("metrics", &became);
         let (since, never) = ((UNIX_EPOCH, u64::MAX), std::future::pending());
-        push_metrics(&post, &mut fate, Numbers(busy_telemetry(1)), wanted, since.0, since.1, never)
-            .await;
+        push_metrics(
+            &exporter,
+            &mut export_status,
+            TestMetrics(busy_telemetry(1)),
+            wanted,
+            since.0,
+            since.1,
+            never,
+        )
+        .await;
         assert_eq!(receiver.arrived_requests(), []);
     });
 }
 
 #[test]
-fn what_a_collector_refuses_of_a_push_is_counted() {
+fn points_rejected_by_the_collector_are_counted() {
     run(async {
         let partial = PartialSuccess { rejected: 2, message: "no".to_owned() };
-        let body = ExportAnswer { partial_success: Some(partial) }.encode_to_vec();
+        let body = ExportResponse { partial_success: Some(partial) }.encode_to_vec();
         let (taken, refused, arrived) = push_once(vec![response_with(200, None, body)]).await;
         assert!(taken > 50 && refused == 2 && arrived.len() == 1, "{taken} {refused}");
     });
 }
 
 #[test]
-fn a_collector_that_wants_to_be_left_alone_is() {
+fn the_retry_delay_of_a_collector_is_respected() {
     run(async {
         // Longer than the maximum retry delay: no retry.
         let (taken, refused, arrived) =

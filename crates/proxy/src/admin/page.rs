@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
-use leno_model::{Access, AddressEntry, PolicyRule, PortSet, ServiceView, Snapshot};
+use leno_model::{Access, AddressEntry, PolicyRule, PortSet, ServiceConfig, Snapshot};
 use serde_json::{Value, json};
 
 use super::Admin;
@@ -16,13 +16,13 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
     if *admin.phase.borrow() != Phase::Serving {
         return Some("the proxy is stopping");
     }
-    let Some(credential) = admin.world.credential() else {
+    let Some(credential) = admin.config_store.credential() else {
         return Some("waiting for a certificate");
     };
     if credential.is_expired(SystemTime::now()) {
         return Some("the certificate has expired");
     }
-    let Some(config) = admin.world.current_config() else {
+    let Some(config) = admin.config_store.current_config() else {
         return Some("waiting for the first snapshot");
     };
     let Some(open_listeners) = admin.open_listeners.current_states() else {
@@ -33,7 +33,7 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
     if redirects && open_listeners.closed.keys().any(|name| name.starts_with("redirected-")) {
         return Some("opening the listeners for redirected connections");
     }
-    let gateway = || config.plans.snapshot.plan.gateway.clone();
+    let gateway = || config.plans.snapshot.config.gateway.clone();
     match admin.is_gateway.then(gateway) {
         None => None,
         Some(None) => Some("waiting for the Gateway of this proxy"),
@@ -51,11 +51,11 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
 
 /// Returns the current configuration: the proxy configuration, services and certificate, without secrets.
 pub(super) fn current_config(admin: &Admin) -> Value {
-    let Some(config) = admin.world.current_config() else {
+    let Some(config) = admin.config_store.current_config() else {
         return json!({ "version": 0 });
     };
     let snapshot = &config.plans.snapshot;
-    let plan = &snapshot.plan;
+    let plan = &snapshot.config;
     let ports: Vec<_> = plan
         .ports
         .iter()
@@ -88,7 +88,7 @@ pub(super) fn current_config(admin: &Admin) -> Value {
 /// Returns the address entries of the destinations that the application connected to.
 fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
     let address_entry = |address_entry: &AddressEntry| match address_entry {
-        AddressEntry::Outside => "outside".to_owned(),
+        AddressEntry::External => "outside".to_owned(),
         AddressEntry::Service(name) => format!("service {name}"),
         AddressEntry::Workload { workload, .. } => format!("workload {workload}"),
     };
@@ -172,25 +172,26 @@ pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
 /// Returns the circuits that are not closed.
 pub(super) fn open_circuits(admin: &Admin) -> Value {
     let now = Instant::now();
-    let circuits = admin.world.conditions.open_circuits().into_iter().map(|(threads, circuit)| {
-        json!({
-            "service": circuit.subject.service.to_string(),
-            "port": circuit.subject.port,
-            "policy": circuit.policy.to_string(),
-            "state": circuit.state(now).as_str(),
-            "trigger": circuit.trigger.as_str(),
-            "age_s": now.saturating_duration_since(circuit.since).as_secs(),
-            "open_duration_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
-            "status": circuit.status,
-            "threads": threads,
-            "total_threads": admin.config.cores.max(1),
-        })
-    });
+    let circuits =
+        admin.config_store.conditions.open_circuits().into_iter().map(|(threads, circuit)| {
+            json!({
+                "service": circuit.subject.service.to_string(),
+                "port": circuit.subject.port,
+                "policy": circuit.policy.to_string(),
+                "state": circuit.state(now).as_str(),
+                "trigger": circuit.trigger.as_str(),
+                "age_s": now.saturating_duration_since(circuit.since).as_secs(),
+                "open_duration_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
+                "status": circuit.status,
+                "threads": threads,
+                "total_threads": admin.config.cores.max(1),
+            })
+        });
     json!({ "circuits": circuits.collect::<Vec<_>>() })
 }
 
 fn active_conditions(admin: &Admin) -> Value {
-    let conditions = admin.world.conditions.active_conditions(Instant::now());
+    let conditions = admin.config_store.conditions.active_conditions(Instant::now());
     let conditions = conditions.into_iter().map(|condition| {
         json!({
             "kind": condition.kind,
@@ -203,7 +204,7 @@ fn active_conditions(admin: &Admin) -> Value {
 
 /// Returns the state of the application's ports, if a supervisor reports it.
 fn application_ports(admin: &Admin) -> Value {
-    let states = admin.world.application.states();
+    let states = admin.config_store.application.states();
     let state = |state: &PortState| match state {
         PortState::Open => "open".to_owned(),
         PortState::Starting => "starting".to_owned(),
@@ -249,7 +250,7 @@ fn port_set(ports: &PortSet) -> Value {
     }
 }
 
-fn render_service(view: &ServiceView) -> Value {
+fn render_service(view: &ServiceConfig) -> Value {
     let ports: Vec<_> = view
         .ports
         .iter()
@@ -274,18 +275,18 @@ fn render_service(view: &ServiceView) -> Value {
             })
         })
         .collect();
-    json!({ "name": view.name.to_string(), "client_access": format!("{:?}", view.reach), "ports": ports })
+    json!({ "name": view.name.to_string(), "client_access": format!("{:?}", view.client_authorization), "ports": ports })
 }
 
 /// Returns the active taps.
 fn active_taps(admin: &Admin) -> Vec<Value> {
-    let view = admin.world.sights.active_settings();
+    let view = admin.config_store.observability.active_settings();
     let taps = view.iter().flat_map(|view| view.taps()).map(|open| open.matcher.tap());
     taps.map(|tap| json!({ "id": tap.id, "service": tap.service.to_string() })).collect()
 }
 
 fn tracing_settings(admin: &Admin) -> Value {
-    let view = admin.world.sights.active_settings();
+    let view = admin.config_store.observability.active_settings();
     let Some(tracing) = view.as_ref().and_then(|view| view.tracing_settings()) else {
         return Value::Null;
     };
@@ -298,7 +299,7 @@ fn tracing_settings(admin: &Admin) -> Value {
 
 /// Returns the destination of the access log if it is not standard output.
 fn access_log(admin: &Admin) -> Value {
-    let view = admin.world.sights.active_settings();
+    let view = admin.config_store.observability.active_settings();
     let Some(log) = view.as_ref().and_then(|view| view.access_log()) else {
         return Value::Null;
     };
@@ -310,7 +311,7 @@ fn access_log(admin: &Admin) -> Value {
 }
 
 fn metrics_push(admin: &Admin) -> Value {
-    let Some(push) = admin.world.sights.subscribe_metrics().borrow().clone() else {
+    let Some(push) = admin.config_store.observability.subscribe_metrics().borrow().clone() else {
         return Value::Null;
     };
     let interval = format!("{:?}", push.interval);
@@ -318,7 +319,7 @@ fn metrics_push(admin: &Admin) -> Value {
 }
 
 fn certificate_details(admin: &Admin) -> Value {
-    let Some(credential) = admin.world.credential() else {
+    let Some(credential) = admin.config_store.credential() else {
         return Value::Null;
     };
     let seconds = |at: SystemTime| {

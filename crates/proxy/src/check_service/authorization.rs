@@ -7,20 +7,22 @@ use bytes::Bytes;
 use http::StatusCode;
 use leno_model::{FixedResponse, Header, HeaderEdits, ServiceName, SpiffeId};
 use leno_traffic::RequestView;
-use leno_traffic::guard::{CompiledAuthorization, HeaderChange, How, edits_of, request_edits};
+use leno_traffic::request_checks::{
+    CompiledAuthorization, HeaderAction, HeaderChange, edits_of, request_edits,
+};
 use prost::Message;
 
-use super::NoAnswer;
+use super::CheckError;
 use super::protobuf::{
-    Address, Asked, Attributes, CheckRequest, CheckResponse, Denied, HeaderValueOption,
+    Address, AttributeRequest, Attributes, CheckRequest, CheckResponse, Denied, HeaderValueOption,
     HttpRequest, Okay, Pair, Peer, SocketAddress, Time,
 };
-use crate::http::ahead::Excerpt;
+use crate::http::buffered_body::BufferedExcerpt;
 use crate::http::request::Request;
 
 /// The decision of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum AuthorizationResult {
     /// The request is allowed, with these changes of the request and response headers.
     Allowed { request: HeaderEdits, response: HeaderEdits },
     /// The client receives this response.
@@ -28,7 +30,7 @@ pub(crate) enum Verdict {
 }
 
 /// The two ends of a request, as reported to the service.
-pub(crate) struct Ends<'a> {
+pub(crate) struct ConnectionPeers<'a> {
     /// The source address of the connection.
     pub(crate) from: SocketAddr,
     /// The authenticated identity of the client.
@@ -47,8 +49,8 @@ pub(crate) fn build_request(
     request: &Request<'_>,
     view: &RequestView<'_>,
     edits: &HeaderEdits,
-    ends: &Ends<'_>,
-    excerpt: Option<Excerpt>,
+    ends: &ConnectionPeers<'_>,
+    excerpt: Option<BufferedExcerpt>,
 ) -> Vec<u8> {
     let peer = |address: SocketAddr, id: Option<&SpiffeId>| Peer {
         address: Some(Address {
@@ -105,7 +107,7 @@ pub(crate) fn build_request(
     let attributes = Attributes {
         source: Some(peer(ends.from, ends.client)),
         destination: Some(destination),
-        request: Some(Asked { time: Some(time), http: Some(http) }),
+        request: Some(AttributeRequest { time: Some(time), http: Some(http) }),
         context_extensions: context.collect(),
     };
     CheckRequest { attributes: Some(attributes) }.encode_to_vec()
@@ -113,7 +115,7 @@ pub(crate) fn build_request(
 
 /// Returns an excerpt as text, for services that take text only; protobuf strings must be UTF-8. A character
 /// that the end of the excerpt truncates is left out if all bytes before it are valid.
-fn excerpt_text(excerpt: &Excerpt) -> String {
+fn excerpt_text(excerpt: &BufferedExcerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
         Err(cut) if excerpt.is_partial && cut.error_len().is_none() => {
             excerpt.bytes.slice(..cut.valid_up_to())
@@ -174,20 +176,23 @@ fn reported_headers(
 }
 
 /// Converts a response to the decision for a request with these fields.
-pub(crate) fn parse_verdict(answer: Bytes, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+pub(crate) fn parse_verdict(
+    answer: Bytes,
+    view: &RequestView<'_>,
+) -> Result<AuthorizationResult, CheckError> {
     let answer = CheckResponse::decode(answer).map_err(unusable_response)?;
     if answer.error.is_some() {
-        return Err(NoAnswer::Grpc("it reported an error".to_owned()));
+        return Err(CheckError::Grpc("it reported an error".to_owned()));
     }
     let is_ok = answer.status.as_ref().is_none_or(|status| status.code == 0);
     match (is_ok, answer.denied, answer.ok) {
         // An empty message allows the request, as in Envoy.
         (true, None, ok) => parse_allowed(ok.unwrap_or_default(), view),
-        (_, denied, _) => Ok(Verdict::Denied(denied_with(denied.unwrap_or_default()))),
+        (_, denied, _) => Ok(AuthorizationResult::Denied(denied_with(denied.unwrap_or_default()))),
     }
 }
 
-fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> {
+fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult, CheckError> {
     if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
         return Err(unusable_response("it changes the query string, which is not supported"));
     }
@@ -195,11 +200,11 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<Verdict, NoAnswer> 
         options.into_iter().map(move |it| header_change(it, default)).collect::<Result<Vec<_>, _>>()
     };
     // The defaults of Envoy for an unspecified append action.
-    let request = changes(ok.headers, How::Replace)?;
-    let response = changes(ok.response_headers_to_add, How::Append)?;
+    let request = changes(ok.headers, HeaderAction::Replace)?;
+    let response = changes(ok.response_headers_to_add, HeaderAction::Append)?;
     let remove: Vec<String> =
         ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
-    Ok(Verdict::Allowed {
+    Ok(AuthorizationResult::Allowed {
         request: request_edits(&request, &remove, view.fields).map_err(unusable_response)?,
         response: edits_of(&response).map_err(unusable_response)?,
     })
@@ -211,7 +216,8 @@ fn denied_with(denied: Denied) -> FixedResponse {
     let mut headers = Vec::new();
     for option in denied.headers {
         // The request is denied even if some of the headers are invalid.
-        let Ok(HeaderChange { name, value, .. }) = header_change(option, How::Append) else {
+        let Ok(HeaderChange { name, value, .. }) = header_change(option, HeaderAction::Append)
+        else {
             continue;
         };
         if HeaderEdits::is_name(&name)
@@ -227,27 +233,30 @@ fn denied_with(denied: Denied) -> FixedResponse {
 }
 
 /// Converts a header option. `default` applies if the option does not specify an action.
-fn header_change(option: HeaderValueOption, default: How) -> Result<HeaderChange, NoAnswer> {
+fn header_change(
+    option: HeaderValueOption,
+    default: HeaderAction,
+) -> Result<HeaderChange, CheckError> {
     let header = option.header.unwrap_or_default();
     let value = match header.raw_value.is_empty() {
         true => header.value,
         false => String::from_utf8(header.raw_value).map_err(unusable_response)?,
     };
     let how = match (option.append, option.append_action) {
-        (Some(append), _) if append.value => How::Append,
-        (Some(_), _) | (None, 2) => How::Replace,
+        (Some(append), _) if append.value => HeaderAction::Append,
+        (Some(_), _) | (None, 2) => HeaderAction::Replace,
         (None, 0) => default,
-        (None, 1) => How::IfAbsent,
-        (None, 3) => How::IfPresent,
+        (None, 1) => HeaderAction::IfAbsent,
+        (None, 3) => HeaderAction::IfPresent,
         (None, action) => {
             return Err(unusable_response(format!("append_action {action} is unknown")));
         }
     };
-    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how })
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, action: how })
 }
 
-fn unusable_response(why: impl std::fmt::Display) -> NoAnswer {
-    NoAnswer::Unusable(why.to_string())
+fn unusable_response(why: impl std::fmt::Display) -> CheckError {
+    CheckError::Unusable(why.to_string())
 }
 
 /// The gRPC method.

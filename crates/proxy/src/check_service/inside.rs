@@ -4,21 +4,21 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
-use leno_model::{Reach, Reason, ServiceName};
+use leno_model::{ClientAuthorization, Reason, ServiceName};
 use leno_telemetry::GrpcStatus;
-use leno_traffic::outlier::Ending;
-use leno_wire::http1::{Answers, Parsed, ResponseHead};
+use leno_traffic::outlier::EndpointResult;
+use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
 
 use super::outside::ATTEMPTS_MAX;
-use super::{NoAnswer, Question};
+use super::{CheckCall, CheckError};
 use crate::error::lost_reason;
 use crate::http::body::send_data;
-use crate::http::grpc::{Call, message};
+use crate::http::grpc::{GrpcCall, message};
 use crate::http::route::permitted_endpoints;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::pick::pick_endpoint;
-use crate::upstream::{Checkout, Wait};
+use crate::upstream::{Checkout, ConnectWait};
 use crate::worker::Worker;
 
 /// Sends a check request, again if the other sidecar did not process it, for example because its link was
@@ -26,12 +26,12 @@ use crate::worker::Worker;
 pub(super) async fn send_check(
     worker: &Rc<Worker>,
     at: (&ServiceName, u16),
-    question: &Question,
-) -> Result<Bytes, NoAnswer> {
+    question: &CheckCall,
+) -> Result<Bytes, CheckError> {
     let mut attempts = 1;
     loop {
         match send_once(worker, at.0, at.1, question).await {
-            Err(NoAnswer::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
+            Err(CheckError::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
                 attempts += 1
             }
             outcome => return outcome,
@@ -43,12 +43,12 @@ async fn send_once(
     worker: &Rc<Worker>,
     service: &ServiceName,
     number: u16,
-    question: &Question,
-) -> Result<Bytes, NoAnswer> {
+    question: &CheckCall,
+) -> Result<Bytes, CheckError> {
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, plan) = worker.world.with_service(service, max_wait).await?;
-    if plan.view.reach == Reach::Denied {
-        return Err(NoAnswer::Mesh(Reason::DeniedOutbound));
+    let (config, plan) = worker.config_store.with_service(service, max_wait).await?;
+    if plan.config.client_authorization == ClientAuthorization::Denied {
+        return Err(CheckError::Mesh(Reason::DeniedOutbound));
     }
     let port = plan.ports.get(&number).ok_or(Reason::UnknownService)?;
     // Check requests are never sent in plaintext.
@@ -56,29 +56,32 @@ async fn send_once(
     let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
     let upstream = pick_endpoint(worker, &priorities, cluster.as_deref(), None, None)?;
     // The limits on requests to a service apply to check requests.
-    let trial = match &cluster {
+    let outcome_guard = match &cluster {
         None => None,
         Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
     };
     let host = format!("{}.{}:{number}", service.name, service.namespace);
     let _under_way = upstream.start_request();
-    let outcome = match upstream.acquire(worker, None, Wait::Whole).await {
+    let outcome = match upstream.acquire(worker, None, ConnectWait::Whole).await {
         Ok(Checkout::Link(link)) => exchange_messages(worker, &link, &host, question).await,
         // Check services of the mesh have a sidecar.
-        Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(NoAnswer::Mesh(Reason::Unsupported)),
+        Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(CheckError::Mesh(Reason::Unsupported)),
         Err(reason) => Err(reason.into()),
     };
-    if let Some(trial) = trial {
-        trial.finish(
+    if let Some(outcome_guard) = outcome_guard {
+        outcome_guard.finish(
             worker,
             match &outcome {
-                Ok(_) | Err(NoAnswer::Protocol(_) | NoAnswer::Unusable(_) | NoAnswer::Grpc(_)) => {
-                    Ending::Answered { status: 200, grpc: None }
+                Ok(_)
+                | Err(CheckError::Protocol(_) | CheckError::Unusable(_) | CheckError::Grpc(_)) => {
+                    EndpointResult::Response { status: 200, grpc: None }
                 }
-                Err(NoAnswer::Status(status)) => Ending::Answered { status: *status, grpc: None },
-                Err(NoAnswer::Mesh(reason)) => Ending::Broken(*reason),
-                Err(NoAnswer::Late | NoAnswer::Unreachable(_)) => {
-                    Ending::Broken(Reason::UpstreamReset)
+                Err(CheckError::Status(status)) => {
+                    EndpointResult::Response { status: *status, grpc: None }
+                }
+                Err(CheckError::Mesh(reason)) => EndpointResult::Failed(*reason),
+                Err(CheckError::Timeout | CheckError::Unreachable(_)) => {
+                    EndpointResult::Failed(Reason::UpstreamReset)
                 }
             },
         );
@@ -90,8 +93,8 @@ async fn exchange_messages(
     worker: &Worker,
     link: &LinkHandle,
     host: &str,
-    question: &Question,
-) -> Result<Bytes, NoAnswer> {
+    question: &CheckCall,
+) -> Result<Bytes, CheckError> {
     let max_wait = worker.config.limits.connect_timeout;
     let uncongested = link.wait_uncongested(max_wait).await;
     uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
@@ -110,26 +113,26 @@ async fn exchange_messages(
 }
 
 /// Reads the response to its end. A rejection by the endpoint's sidecar is an error.
-pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, NoAnswer> {
+pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckError> {
     let reported = Cell::new(None);
-    let call = Call(&reported);
+    let call = GrpcCall(&reported);
     let mut answer = BytesMut::new();
     loop {
         match stream.next().await.map_err(lost_reason)? {
             Incoming::Head { interim: true, .. } => {}
             Incoming::Head { head: bytes, rejected, end, .. } => {
                 let mut head = ResponseHead::default();
-                match head.parse(&bytes, Answers::Other) {
+                match head.parse(&bytes, RequestKind::Other) {
                     Ok(Parsed::Complete(_)) => {}
                     Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed.into()),
                 }
                 let received = ReceivedHead { bytes, rejected };
                 if let Some(reason) = received.rejection_reason(&head) {
-                    return Err(NoAnswer::Mesh(reason));
+                    return Err(CheckError::Mesh(reason));
                 }
                 let bytes = received.bytes;
                 if head.status != 200 {
-                    return Err(NoAnswer::Status(head.status));
+                    return Err(CheckError::Status(head.status));
                 }
                 if end {
                     call.finish_response(&bytes, &head);
@@ -150,12 +153,12 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, NoAnswer
     }
     match reported.get() {
         Some(GrpcStatus::Ok) => Ok(message::single_message(answer.freeze())?),
-        Some(status) => Err(NoAnswer::Grpc(status.code().to_string())),
-        None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned())),
+        Some(status) => Err(CheckError::Grpc(status.code().to_string())),
+        None => Err(CheckError::Protocol("it has no grpc-status".to_owned())),
     }
 }
 
-impl From<Reason> for NoAnswer {
+impl From<Reason> for CheckError {
     fn from(reason: Reason) -> Self {
         Self::Mesh(reason)
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use leno_model::{FixedResponse, HeaderEdits};
 use leno_traffic::RequestView;
-use leno_traffic::guard::{
-    CompiledGlobalLimit, Described, HeaderChange, How, edits_of, request_edits,
+use leno_traffic::request_checks::{
+    CompiledGlobalLimit, HeaderAction, HeaderChange, RequestDescriptor, edits_of, request_edits,
 };
 use prost::Message;
 
-use super::NoAnswer;
+use super::CheckError;
 use super::protobuf::{
     DescriptorStatus, HeaderValue, Number, Pair, RateLimitDescriptor, RateLimitRequest,
     RateLimitResponse,
@@ -18,15 +18,18 @@ use super::protobuf::{
 
 /// The decision of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RateLimitResult {
     /// The request is within the limits and continues, with these changes of the request and response headers.
-    Room { request: HeaderEdits, response: HeaderEdits },
+    WithinLimit { request: HeaderEdits, response: HeaderEdits },
     /// The request is over a limit. `wait` is the time until the limit resets, if known.
-    Full { answer: FixedResponse, wait: Option<Duration> },
+    OverLimit { answer: FixedResponse, wait: Option<Duration> },
 }
 
 /// Builds the rate limit request for these descriptors.
-pub(crate) fn build_request(limit: &CompiledGlobalLimit, described: Vec<Described>) -> Vec<u8> {
+pub(crate) fn build_request(
+    limit: &CompiledGlobalLimit,
+    described: Vec<RequestDescriptor>,
+) -> Vec<u8> {
     let first = described.first().map_or(1, |it| it.hits_addend);
     // If all descriptors have the same `hits_addend`, it is set on the request, which older services support.
     let same = described.iter().all(|it| it.hits_addend == first);
@@ -47,7 +50,7 @@ pub(crate) fn parse_verdict(
     answer: Bytes,
     limit: &CompiledGlobalLimit,
     view: &RequestView<'_>,
-) -> Result<Verdict, NoAnswer> {
+) -> Result<RateLimitResult, CheckError> {
     let RateLimitResponse {
         overall_code,
         statuses,
@@ -64,7 +67,7 @@ pub(crate) fn parse_verdict(
             let response = edits_of(&reported).map_err(unusable_response)?;
             let request = header_changes(request_headers_to_add)?;
             let request = request_edits(&request, &[], view.fields).map_err(unusable_response)?;
-            Ok(Verdict::Room { request, response })
+            Ok(RateLimitResult::WithinLimit { request, response })
         }
         OVER_LIMIT => {
             let own = limit.answer.as_deref().cloned().unwrap_or_default();
@@ -79,22 +82,22 @@ pub(crate) fn parse_verdict(
             let headers = own.headers.into_iter().chain(reported).collect();
             let answer = FixedResponse { status: own.status, body: own.body.or(said), headers };
             let full = statuses.iter().filter(|status| status.code == OVER_LIMIT);
-            Ok(Verdict::Full { answer, wait: full.filter_map(until_reset).max() })
+            Ok(RateLimitResult::OverLimit { answer, wait: full.filter_map(until_reset).max() })
         }
         code => Err(unusable_response(format!("overall_code {code} is unknown"))),
     }
 }
 
-fn header_changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, NoAnswer> {
+fn header_changes(headers: Vec<HeaderValue>) -> Result<Vec<HeaderChange>, CheckError> {
     headers.into_iter().map(header_change).collect()
 }
 
-fn header_change(header: HeaderValue) -> Result<HeaderChange, NoAnswer> {
+fn header_change(header: HeaderValue) -> Result<HeaderChange, CheckError> {
     let value = match header.raw_value.is_empty() {
         true => header.value,
         false => String::from_utf8(header.raw_value).map_err(unusable_response)?,
     };
-    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, how: How::Append })
+    Ok(HeaderChange { name: header.key.to_ascii_lowercase(), value, action: HeaderAction::Append })
 }
 
 /// Returns the limit with the fewest remaining requests, in the three headers of
@@ -121,7 +124,11 @@ fn reported_limits(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
         ("x-ratelimit-remaining", least.limit_remaining.to_string()),
         ("x-ratelimit-reset", reset.to_string()),
     ]
-    .map(|(name, value)| HeaderChange { name: name.to_owned(), value, how: How::Replace })
+    .map(|(name, value)| HeaderChange {
+        name: name.to_owned(),
+        value,
+        action: HeaderAction::Replace,
+    })
     .into()
 }
 
@@ -140,8 +147,8 @@ fn seconds_of(unit: i32) -> Option<u64> {
     Some(seconds)
 }
 
-fn unusable_response(why: impl std::fmt::Display) -> NoAnswer {
-    NoAnswer::Unusable(why.to_string())
+fn unusable_response(why: impl std::fmt::Display) -> CheckError {
+    CheckError::Unusable(why.to_string())
 }
 
 /// The gRPC method.

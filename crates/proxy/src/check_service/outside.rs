@@ -11,20 +11,20 @@ use leno_model::{AddressClass, Reason, Scheme, Server};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::{NoAnswer, Question};
+use super::{CheckCall, CheckError};
 use crate::http::grpc::message;
 use crate::http2::client::{Http2Checkout, Http2Pool, greet_new, is_unprocessed};
-use crate::io::{Io, Stream};
+use crate::io::{ByteStream, Io};
 use crate::worker::Worker;
 
 /// The connections of one thread to one check service.
 #[derive(Default)]
-pub(super) struct Connections {
+pub(super) struct CheckServiceConnections {
     pool: Http2Pool,
     /// True while a task opens another connection.
     is_opening: Cell<bool>,
     /// The error of the last connection attempt.
-    failed: RefCell<Option<NoAnswer>>,
+    failed: RefCell<Option<CheckError>>,
     /// Wakes the requests that wait for such an attempt.
     opened: Notify,
     /// The number of consecutive requests that timed out.
@@ -32,35 +32,35 @@ pub(super) struct Connections {
 }
 
 /// The end of one attempt without a response.
-enum Unanswered {
+enum FailedCall {
     /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset`:
     /// the server reset the stream.
-    Unprocessed { checkout: Http2Checkout, is_reset: bool, error: NoAnswer },
+    Unprocessed { checkout: Http2Checkout, is_reset: bool, error: CheckError },
     /// The server may have processed the request.
-    Final(NoAnswer),
+    Final(CheckError),
 }
 
-impl From<NoAnswer> for Unanswered {
-    fn from(error: NoAnswer) -> Self {
+impl From<CheckError> for FailedCall {
+    fn from(error: CheckError) -> Self {
         Self::Final(error)
     }
 }
 
-impl Connections {
+impl CheckServiceConnections {
     /// Sends a check request, again if the server did not process it. As long as the server processes other
     /// requests, the timeout is the only bound.
     pub(super) async fn send_check(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-        question: &Question,
-    ) -> Result<Bytes, NoAnswer> {
+        question: &CheckCall,
+    ) -> Result<Bytes, CheckError> {
         let mut attempts = 1;
         loop {
             let (checkout, is_reset, error) = match self.send_once(worker, server, question).await {
                 Ok(answer) => return Ok(answer),
-                Err(Unanswered::Final(error)) => return Err(error),
-                Err(Unanswered::Unprocessed { checkout, is_reset, error }) => {
+                Err(FailedCall::Final(error)) => return Err(error),
+                Err(FailedCall::Unprocessed { checkout, is_reset, error }) => {
                     (checkout, is_reset, error)
                 }
             };
@@ -77,8 +77,8 @@ impl Connections {
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-        question: &Question,
-    ) -> Result<Bytes, Unanswered> {
+        question: &CheckCall,
+    ) -> Result<Bytes, FailedCall> {
         let mut checkout = self.acquire(worker, server).await?;
         let request = Request::post(format!("{server}{}", question.method))
             .version(Version::HTTP_2)
@@ -90,7 +90,7 @@ impl Connections {
         let (response, mut stream) = match checkout.open_stream(request, false) {
             Ok(opened) => opened,
             Err(reason) => {
-                return Err(Unanswered::Unprocessed {
+                return Err(FailedCall::Unprocessed {
                     checkout,
                     is_reset: false,
                     error: reason.into(),
@@ -103,7 +103,7 @@ impl Connections {
             Ok(response) => response,
             Err(error) if is_unprocessed(&error) => {
                 let is_reset = error.is_reset();
-                return Err(Unanswered::Unprocessed {
+                return Err(FailedCall::Unprocessed {
                     checkout,
                     is_reset,
                     error: protocol_error(error),
@@ -115,19 +115,19 @@ impl Connections {
         self.late.set(0);
         let (head, mut body) = response.into_parts();
         if !head.status.is_success() {
-            return Err(NoAnswer::Status(head.status.as_u16()).into());
+            return Err(CheckError::Status(head.status.as_u16()).into());
         }
         let mut answer = BytesMut::new();
         while let Some(chunk) = body.data().await {
             let chunk = chunk.map_err(protocol_error)?;
             body.flow_control().release_capacity(chunk.len()).map_err(protocol_error)?;
-            message::append_part(&mut answer, &chunk).map_err(NoAnswer::from)?;
+            message::append_part(&mut answer, &chunk).map_err(CheckError::from)?;
         }
         let trailers = body.trailers().await.map_err(protocol_error)?.unwrap_or_default();
         match grpc_status(&trailers).or_else(|| grpc_status(&head.headers)).as_deref() {
-            Some("0") => Ok(message::single_message(answer.freeze()).map_err(NoAnswer::from)?),
-            Some(status) => Err(NoAnswer::Grpc(status.to_owned()).into()),
-            None => Err(NoAnswer::Protocol("it has no grpc-status".to_owned()).into()),
+            Some("0") => Ok(message::single_message(answer.freeze()).map_err(CheckError::from)?),
+            Some(status) => Err(CheckError::Grpc(status.to_owned()).into()),
+            None => Err(CheckError::Protocol("it has no grpc-status".to_owned()).into()),
         }
     }
 
@@ -149,7 +149,7 @@ impl Connections {
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         server: &Server,
-    ) -> Result<Http2Checkout, NoAnswer> {
+    ) -> Result<Http2Checkout, CheckError> {
         loop {
             if let Some(checkout) = self.pool.wait_for_room().await {
                 return Ok(checkout);
@@ -181,7 +181,7 @@ impl Connections {
     async fn open_connection(self: Rc<Self>, worker: Rc<Worker>, server: Server) {
         let max_wait = worker.config.limits.connect_timeout;
         let opened = timeout(max_wait, connect(&worker, &server)).await;
-        let failed = match opened.unwrap_or(Err(NoAnswer::Late)) {
+        let failed = match opened.unwrap_or(Err(CheckError::Timeout)) {
             Ok(send) => {
                 self.pool.add_connection(send, None);
                 None
@@ -194,28 +194,29 @@ impl Connections {
     }
 }
 
-async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, NoAnswer> {
+async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, CheckError> {
     // The server is named by a rule of a namespace; it must not be a cloud metadata service.
     let permits = |address| AddressClass::from_address(address) != AddressClass::Special;
     let dial = &worker.config.interception;
-    let connect = async || -> Result<_, NoAnswer> {
+    let connect = async || -> Result<_, CheckError> {
         let tcp = leno_outside::connect_permitted(server, dial, permits).await;
-        let tcp = tcp.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
+        let tcp = tcp.map_err(|error| CheckError::Unreachable(error.to_string()))?;
         let stream = match server.scheme {
-            Scheme::Http => Stream::Plain(tcp),
+            Scheme::Http => ByteStream::Plain(tcp),
             Scheme::Https => {
                 let session = worker.check_services.sessions.open_session(server, b"h2", tcp).await;
-                let session = session.map_err(|error| NoAnswer::Unreachable(error.to_string()))?;
-                Stream::Client(Box::new(session))
+                let session =
+                    session.map_err(|error| CheckError::Unreachable(error.to_string()))?;
+                ByteStream::Client(Box::new(session))
             }
         };
         Ok((Io::new(stream), ()))
     };
     greet_new(connect).await.map_err(|error| match error {
-        NoAnswer::Mesh(Reason::ConnectFailed) => {
-            NoAnswer::Unreachable("it closes connections before a request".to_owned())
+        CheckError::Mesh(Reason::ConnectFailed) => {
+            CheckError::Unreachable("it closes connections before a request".to_owned())
         }
-        NoAnswer::Mesh(_) => NoAnswer::Unreachable("it does not support HTTP/2".to_owned()),
+        CheckError::Mesh(_) => CheckError::Unreachable("it does not support HTTP/2".to_owned()),
         error => error,
     })
 }
@@ -225,8 +226,8 @@ fn grpc_status(fields: &HeaderMap) -> Option<String> {
     Some(status.to_str().unwrap_or("2").chars().take(STATUS_CHARACTERS_MAX).collect())
 }
 
-fn protocol_error(error: impl std::fmt::Display) -> NoAnswer {
-    NoAnswer::Protocol(error.to_string())
+fn protocol_error(error: impl std::fmt::Display) -> CheckError {
+    CheckError::Protocol(error.to_string())
 }
 
 /// The maximum number of attempts of one request that a server does not process while it processes no other

@@ -75,7 +75,7 @@ pub(super) struct Attributes {
     #[prost(message, optional, tag = "2")]
     pub(super) destination: Option<Peer>,
     #[prost(message, optional, tag = "4")]
-    pub(super) request: Option<Asked>,
+    pub(super) request: Option<AttributeRequest>,
     /// A map.
     #[prost(message, repeated, tag = "10")]
     pub(super) context_extensions: Vec<Pair>,
@@ -110,7 +110,7 @@ pub(super) struct SocketAddress {
 
 /// `AttributeContext.Request`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Asked {
+pub(super) struct AttributeRequest {
     #[prost(message, optional, tag = "1")]
     pub(super) time: Option<Time>,
     #[prost(message, optional, tag = "2")]

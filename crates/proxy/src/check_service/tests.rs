@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use leno_model::{
     Authorization, Descriptor, DescriptorEntry, DescriptorValue, FailureMode, FixedResponse,
-    GlobalLimit, Guard, PathMatch, PortGuard, PortLimits, Protocol, RateLimits, RequestMatch,
-    Server, ServicePolicyKind, ServicePolicyName,
+    GlobalLimit, PathMatch, PortCheck, PortLimits, Protocol, RateLimits, RequestCheck,
+    RequestMatch, Server, ServicePolicyKind, ServicePolicyName,
 };
 use leno_telemetry::Count;
-use leno_wire::link::{Event, ResetCode, StreamKind};
+use leno_wire::link::{LinkEvent, ResetCode, StreamKind};
 use prost::Message as _;
 use tokio::net::TcpListener;
 
@@ -28,7 +28,7 @@ use crate::tests::fixture::{
 };
 
 /// A gRPC server that responds to each check request, or leaves it without a response.
-struct Asked {
+struct RecordingService {
     address: SocketAddr,
     questions: Rc<RefCell<Vec<Heard>>>,
     connections: Rc<Cell<usize>>,
@@ -41,7 +41,7 @@ struct Heard {
     message: Vec<u8>,
 }
 
-impl Asked {
+impl RecordingService {
     async fn respond_with(answer: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -105,7 +105,7 @@ const TIME: Duration = Duration::from_secs(20);
 
 fn check_service_at(address: SocketAddr, failure_mode: FailureMode) -> CheckService {
     let server = Server::parse(&format!("http://{address}")).unwrap();
-    CheckService { at: CheckServiceAddress::Outside(server), timeout: TIME, failure_mode }
+    CheckService { at: CheckServiceAddress::External(server), timeout: TIME, failure_mode }
 }
 
 fn authorization_rule(check_service: CheckService) -> Authorization {
@@ -118,10 +118,10 @@ fn authorization_rule(check_service: CheckService) -> Authorization {
     }
 }
 
-fn port_guard(rule: Authorization) -> PortGuard {
+fn port_guard(rule: Authorization) -> PortCheck {
     let policy =
         ServicePolicyName::new(ServicePolicyKind::ExternalAuthorization, "bookinfo", "ask");
-    PortGuard { policy: policy.unwrap(), guard: Guard::Authorization(Box::new(rule)) }
+    PortCheck { policy: policy.unwrap(), check: RequestCheck::Authorization(Box::new(rule)) }
 }
 
 fn header_option(key: &str, value: &str) -> HeaderValueOption {
@@ -170,7 +170,7 @@ fn a_service_decides_and_changes_what_it_lets_in() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_key).await;
+        let asked = RecordingService::respond_with(by_key).await;
         let rule = Authorization {
             context_extensions: vec![("rule".to_owned(), "all".to_owned())],
             ..authorization_rule(asked.check_service(FailureMode::Deny))
@@ -220,7 +220,7 @@ fn only_what_a_rule_is_about_is_asked_and_only_its_headers_are_reported() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_key).await;
+        let asked = RecordingService::respond_with(by_key).await;
         let admin = PathMatch::Prefix("/admin".to_owned());
         let rule = Authorization {
             requests: vec![RequestMatch { path: admin, ..RequestMatch::default() }],
@@ -251,8 +251,8 @@ fn silence_denies_or_lets_in_as_the_policy_says_and_holds_nobody_up() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let silent = Asked::respond_with(|_| None).await;
-        let garbled = Asked::respond_with(|_| Some(vec![0xff; 9])).await;
+        let silent = RecordingService::respond_with(|_| None).await;
+        let garbled = RecordingService::respond_with(|_| Some(vec![0xff; 9])).await;
         let soon = Duration::from_millis(50);
         for (check_service, becomes, status) in [
             (check_service_at(closed_port(), FailureMode::Deny), FailureMode::Deny, 403),
@@ -306,7 +306,7 @@ fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
         let app = Application::with_response(OK).await;
         let mesh =
             Mesh::with_access(app.address, leno_model::Access::AllowListed(Vec::new())).await;
-        let asked = Asked::respond_with(by_key).await;
+        let asked = RecordingService::respond_with(by_key).await;
         let rule = port_guard(authorization_rule(asked.check_service(FailureMode::Deny)));
         mesh.set_guards(vec![rule], Vec::new());
         let answer = Client::connect(mesh.listener).await.send_request(KEYED).await;
@@ -321,7 +321,7 @@ fn policies_of_the_mesh_decide_first_and_bytes_get_around_nobody() {
         peer.open_stream(StreamKind::Tcp, "", false);
         let refused = peer.next().await;
         assert!(
-            matches!(refused, Some(Event::Reset { code: ResetCode::Denied, .. })),
+            matches!(refused, Some(LinkEvent::Reset { code: ResetCode::Denied, .. })),
             "{refused:?}"
         );
         assert_eq!(app.accepted.get(), 0);
@@ -333,7 +333,7 @@ fn a_service_of_the_mesh_is_asked_over_links() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_key).await;
+        let asked = RecordingService::respond_with(by_key).await;
         let setup = Setup { protocol: Protocol::Grpc, ..Setup::default() };
         let (_sidecar, endpoint) = mesh.server_with("authz-1", asked.address, &setup).await;
         let known = vec![service_config(Protocol::Grpc, &[endpoint])];
@@ -381,7 +381,7 @@ fn a_rate_limit_service_counts_for_all() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let room = Cell::new(2);
-        let asked = Asked::respond_with(move |_| {
+        let asked = RecordingService::respond_with(move |_| {
             let overall_code = if room.replace(room.get() - 1) > 0 { 1 } else { 2 };
             let name = HeaderValue {
                 key: "x-limited-by".to_owned(),
@@ -432,7 +432,7 @@ fn an_answer_that_goes_on_and_on_is_none() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(|_| {
+        let asked = RecordingService::respond_with(|_| {
             let body = "a".repeat(message::ANSWER_BYTES_MAX);
             let denied = Denied { body, ..Denied::default() };
             Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())

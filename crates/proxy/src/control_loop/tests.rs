@@ -3,19 +3,21 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use leno_discovery::{ChangeId, Update};
-use leno_model::{Access, AddressEntry, DnsRecord, Reach, ServiceView, Snapshot, TrustDomain};
+use leno_discovery::{ChangeId, ConfigUpdate};
+use leno_model::{
+    Access, AddressEntry, ClientAuthorization, DnsRecord, ServiceConfig, Snapshot, TrustDomain,
+};
 use leno_telemetry::{Count, Telemetry};
 
 use super::*;
 use crate::config::Config;
+use crate::config_store::ConfigStore;
 use crate::state::StateDir;
 use crate::tests::fixture::{proxy_config, run, workload_name};
-use crate::world::World;
 
 /// The control thread of a sidecar, and the control plane that it subscribes to.
 struct Fixture {
-    follower: Follower,
+    control_client: ControlClient,
     telemetry: Arc<Telemetry>,
     control: ControlPlane,
     started: Instant,
@@ -42,19 +44,26 @@ impl Fixture {
         );
         let state = StateDir::open(&path).unwrap();
         let started = Instant::now();
-        let (world, _) = World::new(state.stored_names(), started);
+        let (config_store, _) = ConfigStore::new(state.stored_names(), started);
         let telemetry = Telemetry::new();
         let admin = ([127, 0, 0, 1], 0).into();
-        let follower = Follower::new(Arc::new(config), telemetry.clone(), world, state, admin, 0);
-        Self { follower, telemetry, control: ControlPlane::default(), started, _scratch: scratch }
+        let control_client =
+            ControlClient::new(Arc::new(config), telemetry.clone(), config_store, state, admin, 0);
+        Self {
+            control_client,
+            telemetry,
+            control: ControlPlane::default(),
+            started,
+            _scratch: scratch,
+        }
     }
 
     /// Sends uses of requests; the control plane receives the subscriptions and answers for services that do
     /// not exist.
-    fn send_wants(&mut self, wants: impl IntoIterator<Item = Want>) {
-        let wants: Vec<Want> = wants.into_iter().collect();
+    fn send_wants(&mut self, wants: impl IntoIterator<Item = ResourceRequest>) {
+        let wants: Vec<ResourceRequest> = wants.into_iter().collect();
         for part in wants.chunks(BATCH_MAX) {
-            let requests = subscribe_batch(&self.follower, &mut part.to_vec());
+            let requests = subscribe_batch(&self.control_client, &mut part.to_vec());
             self.receive_requests(requests);
             self.send_snapshot();
         }
@@ -64,13 +73,15 @@ impl Fixture {
         let ControlPlane { services, addresses, names, .. } = &mut self.control;
         for request in requests.into_iter().flatten() {
             match request {
-                Request::Subscribe(new) => services.extend(new),
-                Request::Unsubscribe(old) => services.retain(|it| !old.contains(it)),
-                Request::Ask(new) => addresses.extend(new),
-                Request::Forget(old) => addresses.retain(|it| !old.contains(it)),
-                Request::LookUp(new) => names.extend(new),
-                Request::ForgetNames(old) => names.retain(|it| !old.contains(it)),
-                Request::Listeners(..) | Request::Renew { .. } | Request::Tapped { .. } => {}
+                ProxyRequest::Subscribe(new) => services.extend(new),
+                ProxyRequest::Unsubscribe(old) => services.retain(|it| !old.contains(it)),
+                ProxyRequest::SubscribeAddresses(new) => addresses.extend(new),
+                ProxyRequest::UnsubscribeAddresses(old) => addresses.retain(|it| !old.contains(it)),
+                ProxyRequest::SubscribeNames(new) => names.extend(new),
+                ProxyRequest::UnsubscribeNames(old) => names.retain(|it| !old.contains(it)),
+                ProxyRequest::Listeners(..)
+                | ProxyRequest::Renew { .. }
+                | ProxyRequest::Tapped { .. } => {}
             }
         }
     }
@@ -82,19 +93,24 @@ impl Fixture {
         let view = |name: &ServiceName| {
             let name = name.clone();
             let ports = BTreeMap::new();
-            Arc::new(ServiceView { name, reach: Reach::Allowed, ports, awaited: false })
+            Arc::new(ServiceConfig {
+                name,
+                client_authorization: ClientAuthorization::Allowed,
+                ports,
+                awaited: false,
+            })
         };
-        let outside = Arc::new(AddressEntry::Outside);
+        let outside = Arc::new(AddressEntry::External);
         let nowhere: Arc<DnsRecord> = Arc::new(std::iter::empty().collect());
         let snapshot = Snapshot {
-            plan: Arc::new(proxy_config("web", Access::AllowAll)),
+            config: Arc::new(proxy_config("web", Access::AllowAll)),
             services: known.iter().map(|it| (it.clone(), view(it))).collect(),
             addresses: addresses.iter().map(|it| (*it, outside.clone())).collect(),
             names: names.iter().map(|it| (it.clone(), nowhere.clone())).collect(),
         };
         let snapshot = Arc::new(snapshot);
-        let update = Update { snapshot, absent, change: ChangeId(1) };
-        self.follower.world.apply_update(&update).unwrap();
+        let update = ConfigUpdate { snapshot, absent, change: ChangeId(1) };
+        self.control_client.config_store.apply_update(&update).unwrap();
     }
 
     /// The time of a use has a resolution of one second.
@@ -106,7 +122,7 @@ impl Fixture {
     }
 
     fn full_tables(&self) -> Vec<String> {
-        let full = self.follower.status_report().conditions.into_iter();
+        let full = self.control_client.status_report().conditions.into_iter();
         full.filter(|it| it.kind == kind::TABLE_FULL).map(|it| it.subject).collect()
     }
 }
@@ -118,13 +134,15 @@ fn service_name(index: usize) -> ServiceName {
 #[test]
 fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
     let mut control_loop = Fixture::new();
-    control_loop.send_wants((0..UNKNOWN_MAX).map(|index| Want::Service(service_name(index))));
+    control_loop
+        .send_wants((0..UNKNOWN_MAX).map(|index| ResourceRequest::Service(service_name(index))));
     assert_eq!(
         (control_loop.control.services.len(), control_loop.full_tables()),
         (UNKNOWN_MAX, vec![])
     );
     control_loop.send_wants(
-        (UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX).map(|index| Want::Service(service_name(index))),
+        (UNKNOWN_MAX..2 * SUBSCRIPTIONS_MAX)
+            .map(|index| ResourceRequest::Service(service_name(index))),
     );
     let known = control_loop.control.services.len();
     assert!((UNKNOWN_KEPT..=UNKNOWN_MAX + BATCH_MAX).contains(&known), "{known}");
@@ -135,12 +153,12 @@ fn names_that_do_not_exist_are_bounded_apart_and_the_oldest_is_evicted() {
     assert_eq!(evicted, (2 * SUBSCRIPTIONS_MAX - known) as u64);
     assert_eq!(
         control_loop.control.services.len(),
-        control_loop.follower.subscribed.borrow().len()
+        control_loop.control_client.subscribed.borrow().len()
     );
     // The condition ends with the second sweep after the last eviction.
-    control_loop.follower.forget_evictions();
+    control_loop.control_client.forget_evictions();
     assert_eq!(control_loop.full_tables(), ["unknown-services"]);
-    control_loop.follower.forget_evictions();
+    control_loop.control_client.forget_evictions();
     assert_eq!(control_loop.full_tables(), Vec::<String>::new());
 }
 
@@ -149,19 +167,20 @@ fn the_existing_service_that_was_used_last_survives_an_eviction() {
     run(async {
         let mut control_loop = Fixture::new();
         control_loop.control.existing = (0..=SUBSCRIPTIONS_MAX).map(service_name).collect();
-        control_loop
-            .send_wants((0..SUBSCRIPTIONS_MAX).map(|index| Want::Service(service_name(index))));
+        control_loop.send_wants(
+            (0..SUBSCRIPTIONS_MAX).map(|index| ResourceRequest::Service(service_name(index))),
+        );
         assert_eq!(control_loop.control.services.len(), SUBSCRIPTIONS_MAX);
         control_loop.next_second();
         assert!(
             control_loop
-                .follower
-                .world
+                .control_client
+                .config_store
                 .with_service(&service_name(0), Duration::ZERO)
                 .await
                 .is_ok()
         );
-        control_loop.send_wants([Want::Service(service_name(SUBSCRIPTIONS_MAX))]);
+        control_loop.send_wants([ResourceRequest::Service(service_name(SUBSCRIPTIONS_MAX))]);
         assert_eq!(control_loop.full_tables(), ["services"]);
         let services = &control_loop.control.services;
         assert!(services.contains(&service_name(0)), "the oldest, and used last");
@@ -174,9 +193,10 @@ fn the_existing_service_that_was_used_last_survives_an_eviction() {
 fn services_without_an_answer_leave_room_for_new_ones() {
     let mut control_loop = Fixture::new();
     for first in (0..SUBSCRIPTIONS_MAX + 2 * BATCH_MAX).step_by(BATCH_MAX) {
-        let mut batch =
-            (first..first + BATCH_MAX).map(|it| Want::Service(service_name(it))).collect();
-        let requests = subscribe_batch(&control_loop.follower, &mut batch);
+        let mut batch = (first..first + BATCH_MAX)
+            .map(|it| ResourceRequest::Service(service_name(it)))
+            .collect();
+        let requests = subscribe_batch(&control_loop.control_client, &mut batch);
         control_loop.receive_requests(requests);
     }
     assert!(control_loop.control.services.len() <= SUBSCRIPTIONS_MAX);
@@ -194,10 +214,12 @@ fn services_without_an_answer_leave_room_for_new_ones() {
 fn full_tables_of_addresses_and_names_take_new_entries() {
     let mut control_loop = Fixture::new();
     let address = |index: usize| IpAddr::from((index as u32 + 1).to_be_bytes());
-    control_loop
-        .send_wants((0..ADDRESSES_MAX + BATCH_MAX).map(|index| Want::Address(address(index))));
-    control_loop
-        .send_wants((0..NAMES_MAX + BATCH_MAX).map(|index| Want::Name(service_name(index))));
+    control_loop.send_wants(
+        (0..ADDRESSES_MAX + BATCH_MAX).map(|index| ResourceRequest::Address(address(index))),
+    );
+    control_loop.send_wants(
+        (0..NAMES_MAX + BATCH_MAX).map(|index| ResourceRequest::Name(service_name(index))),
+    );
     let ControlPlane { addresses, names, .. } = &control_loop.control;
     assert!(addresses.len() <= ADDRESSES_MAX && names.len() <= NAMES_MAX);
     assert!(addresses.contains(&address(ADDRESSES_MAX + BATCH_MAX - 1)));

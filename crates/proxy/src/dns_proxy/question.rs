@@ -9,7 +9,7 @@ use hickory_proto::rr::rdata::{A, AAAA, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use leno_model::{DnsRecord, ServiceName};
 
-use super::Over;
+use super::DnsTransport;
 
 /// The domain of a cluster, under which its services have names: usually `cluster.local`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,9 +22,9 @@ impl Default for ClusterDomain {
 }
 
 impl FromStr for ClusterDomain {
-    type Err = BadDomain;
+    type Err = InvalidDomain;
 
-    fn from_str(text: &str) -> Result<Self, BadDomain> {
+    fn from_str(text: &str) -> Result<Self, InvalidDomain> {
         let text = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
         let is_label = |label: &str| {
             let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
@@ -35,7 +35,7 @@ impl FromStr for ClusterDomain {
         };
         match text.len() <= DOMAIN_BYTES_MAX && text.split('.').all(is_label) {
             true => Ok(Self(text.split('.').map(str::to_owned).collect())),
-            false => Err(BadDomain),
+            false => Err(InvalidDomain),
         }
     }
 }
@@ -71,22 +71,22 @@ impl fmt::Display for ClusterDomain {
 /// A text that is not a valid domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is not a cluster domain; use one such as cluster.local")]
-pub struct BadDomain;
+pub struct InvalidDomain;
 
 /// The result of parsing a packet.
 #[derive(Debug)]
-pub(super) enum Reading {
+pub(super) enum ParsedQuery {
     /// Not a DNS query, for any reader.
-    Nonsense,
+    Invalid,
     /// A query outside the mesh.
-    Foreign,
+    OutsideMesh,
     /// A query for the addresses of a service.
-    Service(Box<Asked>),
+    Service(Box<ServiceQuery>),
 }
 
 /// A query for the addresses of a service.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct ServiceQuery {
     pub(super) service: ServiceName,
     query: Message,
     question: Query,
@@ -94,20 +94,20 @@ pub(super) struct Asked {
 }
 
 /// Parses a query. Queries that are not fully understood are forwarded.
-pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> Reading {
+pub(super) fn read(packet: &[u8], domain: &ClusterDomain) -> ParsedQuery {
     let [_, _, flags, _, _, _, _, _, _, _, _, _, ..] = packet else {
-        return Reading::Nonsense;
+        return ParsedQuery::Invalid;
     };
     if flags & IS_ANSWER != 0 {
-        return Reading::Nonsense;
+        return ParsedQuery::Invalid;
     }
     match Message::from_vec(packet).ok().and_then(|query| service_query(query, domain)) {
-        Some(asked) => Reading::Service(Box::new(asked)),
-        None => Reading::Foreign,
+        Some(asked) => ParsedQuery::Service(Box::new(asked)),
+        None => ParsedQuery::OutsideMesh,
     }
 }
 
-fn service_query(query: Message, domain: &ClusterDomain) -> Option<Asked> {
+fn service_query(query: Message, domain: &ClusterDomain) -> Option<ServiceQuery> {
     let [question] = query.queries.as_slice() else { return None };
     let is_plain = query.metadata.op_code == OpCode::Query
         && query.answers.is_empty()
@@ -122,7 +122,7 @@ fn service_query(query: Message, domain: &ClusterDomain) -> Option<Asked> {
     let service = service_of(question.name(), domain)?;
     let zone = Name::from_labels(domain.0.iter().map(String::as_bytes)).ok()?;
     let question = question.clone();
-    Some(Asked { service, query, question, zone })
+    Some(ServiceQuery { service, query, question, zone })
 }
 
 /// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to.
@@ -139,9 +139,9 @@ fn label_text(label: &[u8]) -> Option<String> {
     std::str::from_utf8(label).ok().map(str::to_ascii_lowercase)
 }
 
-impl Asked {
+impl ServiceQuery {
     /// Returns the response: the addresses of the requested IP version, or an empty answer.
-    pub(super) fn build_response(&self, found: &DnsRecord, over: Over) -> Option<Vec<u8>> {
+    pub(super) fn build_response(&self, found: &DnsRecord, over: DnsTransport) -> Option<Vec<u8>> {
         let mut reply = reply_to(&self.query);
         reply.metadata.authoritative = true;
         reply.add_query(self.question.clone());
@@ -157,7 +157,7 @@ impl Asked {
         let bytes = reply.to_vec().ok()?;
         let edns = self.query.edns.as_ref();
         let room = edns.map_or(0, Edns::max_payload).clamp(PACKET_BYTES_MIN, PACKET_BYTES_MAX);
-        if over == Over::Tcp || bytes.len() <= usize::from(room) {
+        if over == DnsTransport::Tcp || bytes.len() <= usize::from(room) {
             return Some(bytes);
         }
         // Clients that do not accept a truncated response query again over TCP.

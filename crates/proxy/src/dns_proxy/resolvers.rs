@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout};
 
-use super::Over;
+use super::DnsTransport;
 
 /// The name servers to which queries are forwarded.
 pub(super) struct Resolvers {
@@ -35,7 +35,7 @@ impl Resolvers {
 
     /// Forwards a query unchanged, and returns the response unchanged; `None` if no server responds in time. An
     /// error response is returned only if no other server has a better one.
-    pub(super) async fn pass_on(&self, query: &[u8], over: Over) -> Option<Vec<u8>> {
+    pub(super) async fn pass_on(&self, query: &[u8], over: DnsTransport) -> Option<Vec<u8>> {
         let mut servers = self.servers();
         let last = self.last.get();
         servers.sort_by_key(|server| Some(*server) != last);
@@ -47,8 +47,8 @@ impl Resolvers {
             let max_wait = MAX_WAIT.min(left / others);
             let answer = async {
                 match over {
-                    Over::Udp => self.over_udp(server, query).await,
-                    Over::Tcp => over_tcp(server, query).await,
+                    DnsTransport::Udp => self.over_udp(server, query).await,
+                    DnsTransport::Tcp => over_tcp(server, query).await,
                 }
             };
             match timeout(max_wait, answer).await {

@@ -5,28 +5,28 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
-use leno_discovery::{ChangeId, Update};
+use leno_discovery::{ChangeId, ConfigUpdate};
 use leno_model::{Access, Snapshot, TrustDomain};
 use leno_telemetry::Telemetry;
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::config::Config;
+use crate::config_store::ConfigStore;
 use crate::state::StateDir;
 use crate::tests::fixture::{proxy_config, run, workload_name};
-use crate::world::World;
 
 const WEB: &str = "web.shop.svc.cluster.local.";
 
 /// A sidecar without interception, and its name server on a separate port.
 struct Bench {
-    answerer: Rc<Answerer>,
+    answerer: Rc<DnsQueryHandler>,
     telemetry: Arc<Telemetry>,
     scratch: tempfile::TempDir,
 }
 
 impl Bench {
-    fn new(servers: &str, port: u16) -> (Self, mpsc::Receiver<Want>) {
+    fn new(servers: &str, port: u16) -> (Self, mpsc::Receiver<ResourceRequest>) {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("resolv.conf");
         std::fs::write(&file, servers).unwrap();
@@ -37,14 +37,21 @@ impl Bench {
             path.clone(),
         );
         let state = StateDir::open(&path).unwrap();
-        let (world, wanted) = World::new(state.stored_names(), std::time::Instant::now());
+        let (config_store, wanted) =
+            ConfigStore::new(state.stored_names(), std::time::Instant::now());
         let telemetry = Telemetry::new();
         let admin = ([127, 0, 0, 1], 0).into();
-        let follower =
-            Rc::new(Follower::new(Arc::new(config), telemetry.clone(), world, state, admin, 0));
-        follower.connected.set(true);
+        let control_client = Rc::new(ControlClient::new(
+            Arc::new(config),
+            telemetry.clone(),
+            config_store,
+            state,
+            admin,
+            0,
+        ));
+        control_client.connected.set(true);
         let resolvers = Resolvers::new(file, port, |_| false);
-        let answerer = Answerer::new(follower, ClusterDomain::default(), resolvers);
+        let answerer = DnsQueryHandler::new(control_client, ClusterDomain::default(), resolvers);
         (Self { answerer: Rc::new(answerer), telemetry, scratch }, wanted)
     }
 
@@ -54,17 +61,17 @@ impl Bench {
             (name.parse().unwrap(), Arc::new(addresses.iter().copied().collect()))
         });
         let snapshot = Snapshot {
-            plan: Arc::new(proxy_config("web", Access::AllowAll)),
+            config: Arc::new(proxy_config("web", Access::AllowAll)),
             services: BTreeMap::new(),
             addresses: BTreeMap::new(),
             names: names.collect(),
         };
         let snapshot = Arc::new(snapshot);
-        let update = Update { snapshot, absent: BTreeSet::new(), change: ChangeId(1) };
-        self.answerer.follower.world.apply_update(&update).unwrap();
+        let update = ConfigUpdate { snapshot, absent: BTreeSet::new(), change: ChangeId(1) };
+        self.answerer.control_client.config_store.apply_update(&update).unwrap();
     }
 
-    async fn send_query(&self, name: &str, over: Over) -> Option<Message> {
+    async fn send_query(&self, name: &str, over: DnsTransport) -> Option<Message> {
         let reply = self.answerer.reply_to(&query_packet(name), over).await?;
         Some(Message::from_vec(&reply).unwrap())
     }
@@ -131,7 +138,7 @@ fn what_the_mesh_knows_is_answered_and_all_else_passed_on() {
     run(async {
         let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
         bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()]), ("shop/elsewhere", &[])]);
-        for over in [Over::Udp, Over::Tcp] {
+        for over in [DnsTransport::Udp, DnsTransport::Tcp] {
             let reply = bench.send_query(WEB, over).await.unwrap();
             assert_eq!(reply.answers[0].data.ip_addr(), Some([10, 96, 0, 9].into()));
             for name in ["elsewhere.shop.svc.cluster.local.", "example.com."] {
@@ -141,7 +148,7 @@ fn what_the_mesh_knows_is_answered_and_all_else_passed_on() {
         }
         assert_eq!(bench.query_counts(), [2, 4, 0]);
         // The application is about to connect.
-        assert_eq!(wanted.try_recv(), Ok(Want::Address([10, 96, 0, 9].into())));
+        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Address([10, 96, 0, 9].into())));
     });
 }
 
@@ -152,10 +159,10 @@ fn a_name_is_asked_for_once_and_its_answer_waited_for() {
         bench.set_records(&[]);
         let answered = async {
             let want = wanted.recv().await;
-            assert_eq!(want, Some(Want::Name("shop/web".parse().unwrap())));
+            assert_eq!(want, Some(ResourceRequest::Name("shop/web".parse().unwrap())));
             bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         };
-        let (reply, ()) = tokio::join!(bench.send_query(WEB, Over::Udp), answered);
+        let (reply, ()) = tokio::join!(bench.send_query(WEB, DnsTransport::Udp), answered);
         assert_eq!(reply.unwrap().answers.len(), 1);
         assert_eq!(bench.query_counts(), [1, 0, 0]);
     });
@@ -167,17 +174,17 @@ fn nobody_waits_for_a_control_plane_that_says_nothing() {
         let (bench, mut wanted) = Bench::new("nameserver 127.0.0.1\n", name_server().await);
         bench.set_records(&[]);
         let began = Instant::now();
-        assert!(bench.send_query(WEB, Over::Udp).await.is_some());
+        assert!(bench.send_query(WEB, DnsTransport::Udp).await.is_some());
         assert!(began.elapsed() >= MAX_WAIT);
         // After a timeout, queries do not wait for the control plane, but are still sent to it.
         assert!(bench.answerer.silent_until.get().is_some());
-        assert!(bench.send_query("api.shop.svc.cluster.local.", Over::Udp).await.is_some());
-        assert_eq!(wanted.try_recv(), Ok(Want::Name("shop/web".parse().unwrap())));
-        assert_eq!(wanted.try_recv(), Ok(Want::Name("shop/api".parse().unwrap())));
+        assert!(bench.send_query("api.shop.svc.cluster.local.", DnsTransport::Udp).await.is_some());
+        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Name("shop/web".parse().unwrap())));
+        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Name("shop/api".parse().unwrap())));
         // Without a control plane, known records may be outdated.
         bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
-        bench.answerer.follower.connected.set(false);
-        let reply = bench.send_query(WEB, Over::Udp).await.unwrap();
+        bench.answerer.control_client.connected.set(false);
+        let reply = bench.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
         assert_eq!(bench.query_counts(), [0, 3, 0]);
     });
@@ -189,12 +196,12 @@ fn the_next_name_server_is_asked_when_one_fails() {
         let port = name_server().await;
         // The first address has no server.
         let (bench, _wanted) = Bench::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
-        let reply = bench.send_query("example.com.", Over::Udp).await.unwrap();
+        let reply = bench.send_query("example.com.", DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
         let nobody = "nameserver 127.0.0.3\n";
         std::fs::write(bench.scratch.path().join("resolv.conf"), nobody).unwrap();
         let (bench, _wanted) = Bench::new(nobody, port);
-        for over in [Over::Udp, Over::Tcp] {
+        for over in [DnsTransport::Udp, DnsTransport::Tcp] {
             let reply = bench.send_query("example.com.", over).await.unwrap();
             assert_eq!(
                 (reply.metadata.response_code, reply.queries.len()),
@@ -226,7 +233,12 @@ fn who_gives_up_is_believed_when_nobody_has_more_to_say() {
         let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
         let (bench, _wanted) = Bench::new(both, port);
         let ask = async || {
-            bench.send_query("example.com.", Over::Udp).await.unwrap().metadata.response_code
+            bench
+                .send_query("example.com.", DnsTransport::Udp)
+                .await
+                .unwrap()
+                .metadata
+                .response_code
         };
         assert_eq!(ask().await, ResponseCode::Refused);
         start_denier("127.0.0.4", port).await;
@@ -245,7 +257,7 @@ fn who_answered_last_is_asked_first() {
         let (bench, _wanted) = Bench::new(both, port);
         for waits in [true, false] {
             let began = Instant::now();
-            let reply = bench.send_query("example.com.", Over::Udp).await.unwrap();
+            let reply = bench.send_query("example.com.", DnsTransport::Udp).await.unwrap();
             assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
             assert_eq!(began.elapsed() > Duration::from_secs(1), waits);
         }
@@ -259,13 +271,13 @@ fn what_is_known_is_answered_while_all_others_wait() {
         bench.set_records(&[("shop/web", &[[10, 96, 0, 9].into(), "fd00::9".parse().unwrap()])]);
         let all = u32::try_from(UNDER_WAY_MAX).unwrap();
         let _slots = bench.answerer.under_way.clone().try_acquire_many_owned(all).unwrap();
-        let reply = bench.send_query(WEB, Over::Udp).await.unwrap();
+        let reply = bench.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.answers.len(), 1);
-        let reply = bench.send_query("example.com.", Over::Udp).await.unwrap();
+        let reply = bench.send_query("example.com.", DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
         assert_eq!(bench.query_counts(), [1, 0, 1]);
         // No connection to an address of the other IP version is expected.
-        assert_eq!(wanted.try_recv(), Ok(Want::Address([10, 96, 0, 9].into())));
+        assert_eq!(wanted.try_recv(), Ok(ResourceRequest::Address([10, 96, 0, 9].into())));
         assert!(wanted.try_recv().is_err());
     });
 }
@@ -277,18 +289,18 @@ fn nobody_asks_without_end_about_names_that_are_new() {
         bench.set_records(&[]);
         // Queries do not wait for the control plane, but are sent to it.
         bench.answerer.silent_until.set(Some(Instant::now() + SILENCE));
-        let count = allowance::BURST * 4;
+        let count = query_budget::BURST * 4;
         let began = Instant::now();
         for index in 0..count {
             let name = format!("example.s{index}.svc.cluster.local.");
-            assert!(bench.send_query(&name, Over::Udp).await.is_some());
+            assert!(bench.send_query(&name, DnsTransport::Udp).await.is_some());
         }
         let earned = began.elapsed().as_millis() / 100 + 1;
         let mut asked = 0;
         while wanted.try_recv().is_ok() {
             asked += 1;
         }
-        assert!(asked <= u128::from(allowance::BURST) + earned, "{asked}");
+        assert!(asked <= u128::from(query_budget::BURST) + earned, "{asked}");
         assert_eq!(bench.query_counts(), [0, count.into(), 0]);
     });
 }

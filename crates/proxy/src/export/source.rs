@@ -3,18 +3,18 @@
 use std::net::SocketAddr;
 
 use leno_model::WorkloadName;
-use leno_outside::{Source, Value};
+use leno_outside::{AttributeValue, ResourceIdentity};
 use leno_telemetry::GrpcStatus;
 
-use crate::seen::Seen;
-use crate::world::ConfigSnapshot;
+use crate::config_store::ConfigSnapshot;
+use crate::request_trace::TraceEntry;
 
 /// Returns the workload of the sidecar, with its service, or its account if it has no service.
-pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -> Source {
-    let plan = config.map(|config| &config.plans.snapshot.plan);
-    let served = plan.and_then(|plan| plan.served.values().next());
+pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -> ResourceIdentity {
+    let plan = config.map(|config| &config.plans.snapshot.config);
+    let served = plan.and_then(|plan| plan.port_services.values().next());
     let account = plan.map_or(&workload.name, |plan| &plan.account.name);
-    Source {
+    ResourceIdentity {
         service: served.map_or(account, |service| &service.name).to_string(),
         namespace: workload.namespace.to_string(),
         instance: workload.to_string(),
@@ -22,60 +22,61 @@ pub(super) fn source(workload: &WorkloadName, config: Option<&ConfigSnapshot>) -
 }
 
 /// Returns the name of a span: the method and the service, both of low cardinality.
-pub(super) fn span_name(seen: &Seen) -> String {
-    let method = if is_known(&seen.method) { &seen.method } else { "HTTP" };
-    match seen.labels.service.as_str() {
+pub(super) fn span_name(trace_entry: &TraceEntry) -> String {
+    let method = if is_known(&trace_entry.method) { &trace_entry.method } else { "HTTP" };
+    match trace_entry.labels.service.as_str() {
         "" => method.to_owned(),
         service => format!("{method} {service}"),
     }
 }
 
 /// True if the server's side recorded the request.
-pub(super) fn is_server(seen: &Seen) -> bool {
-    seen.labels.direction == "inbound"
+pub(super) fn is_server(trace_entry: &TraceEntry) -> bool {
+    trace_entry.labels.direction == "inbound"
 }
 
 /// Returns the address of the peer: the client for a server, the endpoint for a client.
-pub(super) fn other_end(seen: &Seen) -> Option<SocketAddr> {
-    if is_server(seen) { Some(seen.downstream) } else { seen.upstream }
+pub(super) fn other_end(trace_entry: &TraceEntry) -> Option<SocketAddr> {
+    if is_server(trace_entry) { Some(trace_entry.downstream) } else { trace_entry.upstream }
 }
 
 /// Returns the attributes of a span, named by OpenTelemetry's semantic conventions if defined there. Empty
 /// texts are left out. Headers, bodies and the query are never included.
-pub(crate) fn span_attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
-    let text = |text: &str| (!text.is_empty()).then(|| Value::Text(text.to_owned()));
-    let number = |number: u64| Some(Value::Number(i64::try_from(number).unwrap_or(i64::MAX)));
-    let shown = |value: Option<String>| value.map(Value::Text);
-    let labels = &seen.labels;
-    let is_standard = is_known(&seen.method);
-    let host = seen.authority.rsplit('@').next().unwrap_or_default();
-    let status = Some(seen.outcome.status).filter(|status| *status != 0);
-    let grpc = seen.outcome.grpc;
+pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, AttributeValue)> {
+    let text = |text: &str| (!text.is_empty()).then(|| AttributeValue::Text(text.to_owned()));
+    let number =
+        |number: u64| Some(AttributeValue::Number(i64::try_from(number).unwrap_or(i64::MAX)));
+    let shown = |value: Option<String>| value.map(AttributeValue::Text);
+    let labels = &trace_entry.labels;
+    let is_standard = is_known(&trace_entry.method);
+    let host = trace_entry.authority.rsplit('@').next().unwrap_or_default();
+    let status = Some(trace_entry.outcome.status).filter(|status| *status != 0);
+    let grpc = trace_entry.outcome.grpc;
     [
-        ("http.request.method", text(if is_standard { &seen.method } else { "_OTHER" })),
-        ("http.request.method_original", text(&seen.method).filter(|_| !is_standard)),
-        ("url.path", text(seen.path.split(['?', '#']).next().unwrap_or_default())),
+        ("http.request.method", text(if is_standard { &trace_entry.method } else { "_OTHER" })),
+        ("http.request.method_original", text(&trace_entry.method).filter(|_| !is_standard)),
+        ("url.path", text(trace_entry.path.split(['?', '#']).next().unwrap_or_default())),
         ("server.address", text(host)),
         ("http.response.status_code", status.and_then(|status| number(status.into()))),
         ("rpc.grpc.status_code", grpc.and_then(|grpc| number(grpc.code().into()))),
-        ("error.type", span_error(seen).map(Value::Text)),
-        ("user_agent.original", text(&seen.user_agent)),
-        ("client.address", Some(Value::Text(seen.downstream.ip().to_string()))),
-        ("network.peer.address", shown(other_end(seen).map(|it| it.ip().to_string()))),
-        ("network.peer.port", other_end(seen).and_then(|it| number(it.port().into()))),
+        ("error.type", span_error(trace_entry).map(AttributeValue::Text)),
+        ("user_agent.original", text(&trace_entry.user_agent)),
+        ("client.address", Some(AttributeValue::Text(trace_entry.downstream.ip().to_string()))),
+        ("network.peer.address", shown(other_end(trace_entry).map(|it| it.ip().to_string()))),
+        ("network.peer.port", other_end(trace_entry).and_then(|it| number(it.port().into()))),
         ("leno.direction", text(labels.direction)),
         ("leno.service", text(&labels.service)),
         ("leno.route", text(&labels.route)),
-        ("leno.policy", shown(seen.policy.as_ref().map(ToString::to_string))),
+        ("leno.policy", shown(trace_entry.policy.as_ref().map(ToString::to_string))),
         ("leno.peer", text(&labels.peer)),
-        ("leno.endpoint", shown(seen.upstream.map(|upstream| upstream.to_string()))),
-        ("leno.reason", text(seen.outcome.reason.unwrap_or_default())),
+        ("leno.endpoint", shown(trace_entry.upstream.map(|upstream| upstream.to_string()))),
+        ("leno.reason", text(trace_entry.outcome.reason.unwrap_or_default())),
         (
             "leno.dry_run_reason",
-            text(seen.dry_run_reason.map(leno_model::Reason::label).unwrap_or_default()),
+            text(trace_entry.dry_run_reason.map(leno_model::Reason::label).unwrap_or_default()),
         ),
-        ("leno.retries", number(seen.retries.into())),
-        ("leno.sampled", Some(Value::Text(is_sampled(seen).to_string()))),
+        ("leno.retries", number(trace_entry.retries.into())),
+        ("leno.sampled", Some(AttributeValue::Text(is_sampled(trace_entry).to_string()))),
     ]
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))
@@ -84,13 +85,13 @@ pub(crate) fn span_attributes(seen: &Seen) -> Vec<(&'static str, Value)> {
 
 /// True if the trace is sampled. A span of an unsampled trace is exported because it failed; other spans of its
 /// trace are missing.
-fn is_sampled(seen: &Seen) -> bool {
-    seen.span.is_some_and(|span| span.is_sampled)
+fn is_sampled(trace_entry: &TraceEntry) -> bool {
+    trace_entry.span.is_some_and(|span| span.is_sampled)
 }
 
 /// Returns the error of a failed request: its reason, or the status.
-pub(super) fn span_error(seen: &Seen) -> Option<String> {
-    let outcome = &seen.outcome;
+pub(super) fn span_error(trace_entry: &TraceEntry) -> Option<String> {
+    let outcome = &trace_entry.outcome;
     if !outcome.is_failure() {
         return None;
     }

@@ -8,30 +8,40 @@ use leno_outside::ExportRequest;
 use tokio::sync::mpsc;
 
 use super::otlp::spans;
-use super::{BATCH_MAX, Courier, GATHER, collect_batch, zipkin};
-use crate::seen::Seen;
+use super::{BATCH_MAX, GATHER, TelemetryExporter, collect_batch, zipkin};
+use crate::request_trace::TraceEntry;
 
 /// Exports spans until all data threads have ended and the queue is empty.
-pub(crate) async fn export_spans(courier: Rc<Courier>, mut intake: mpsc::Receiver<Arc<Seen>>) {
+pub(crate) async fn export_spans(
+    exporter: Rc<TelemetryExporter>,
+    mut intake: mpsc::Receiver<Arc<TraceEntry>>,
+) {
     let mut batch = Vec::new();
-    let mut fate = courier.fate_of_spans();
+    let mut export_status = exporter.fate_of_spans();
     while intake.recv_many(&mut batch, BATCH_MAX).await > 0 {
         collect_batch(&mut intake, &mut batch, GATHER).await;
-        let view = courier.world.sights.active_settings();
+        let view = exporter.config_store.observability.active_settings();
         match view.as_ref().and_then(|view| view.tracing_settings()) {
             Some(tracing) => {
-                let export_request = export_request(&courier, &tracing.collector, &batch);
-                courier.post.send_request(&tracing.collector, &export_request, &mut fate).await;
+                let export_request = export_request(&exporter, &tracing.collector, &batch);
+                exporter
+                    .post
+                    .send_request(&tracing.collector, &export_request, &mut export_status)
+                    .await;
             }
             // Tracing was turned off meanwhile: the spans are dropped.
-            None => fate.reset_state(),
+            None => export_status.reset_state(),
         }
         batch.clear();
     }
 }
 
-fn export_request(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>]) -> ExportRequest {
-    let source = courier.source();
+fn export_request(
+    exporter: &TelemetryExporter,
+    collector: &Collector,
+    batch: &[Arc<TraceEntry>],
+) -> ExportRequest {
+    let source = exporter.source();
     let count = batch.len() as u64;
     match collector.protocol {
         CollectorProtocol::OtlpHttp | CollectorProtocol::OtlpGrpc => {
@@ -47,7 +57,7 @@ fn export_request(courier: &Courier, collector: &Collector, batch: &[Arc<Seen>])
 
 /// Encodes spans as for a collector without sending them, to measure the cost.
 #[cfg(test)]
-pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<Seen>>) {
+pub(crate) async fn encode_all(mut intake: mpsc::Receiver<Arc<TraceEntry>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
     let source = super::source::source(&workload, None);
     let mut batch = Vec::new();

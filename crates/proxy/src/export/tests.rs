@@ -10,22 +10,28 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use leno_model::{Collector, CollectorProtocol, ContextForm, Sampling, Sight, Signal, Tracing};
-use leno_outside::Value;
-use leno_telemetry::trace::{Carrier, Forms, Span};
+use leno_model::{
+    Collector, CollectorProtocol, Observability, PropagationFormat, Sampling, Signal, Tracing,
+};
+use leno_outside::AttributeValue;
+use leno_telemetry::trace::{PropagationFormats, TraceHeaders, TraceSpan};
 use leno_telemetry::{Count, Telemetry};
-use leno_telemetry::{Outcome, RequestLabels};
+use leno_telemetry::{RequestLabels, RequestRecord};
 use prost::Message;
 
 use super::*;
-use crate::names::Names;
 use crate::tests::fixture::{closed_port, run, workload_name};
+use crate::virtual_addresses::VirtualAddresses;
 
-fn trace_entry(direction: &'static str, status: u16, reason: Option<&'static str>) -> Arc<Seen> {
-    let mut carrier = Carrier::default();
+fn trace_entry(
+    direction: &'static str,
+    status: u16,
+    reason: Option<&'static str>,
+) -> Arc<TraceEntry> {
+    let mut carrier = TraceHeaders::default();
     let parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     carrier.record_header(b"traceparent", parent);
-    Arc::new(Seen {
+    Arc::new(TraceEntry {
         ended: SystemTime::UNIX_EPOCH + Duration::from_secs(1000),
         labels: RequestLabels {
             direction,
@@ -35,7 +41,7 @@ fn trace_entry(direction: &'static str, status: u16, reason: Option<&'static str
             peer: "bookinfo/productpage".to_owned(),
             protocol: "http",
         },
-        outcome: Outcome {
+        outcome: RequestRecord {
             status,
             reason,
             grpc: None,
@@ -55,12 +61,17 @@ fn trace_entry(direction: &'static str, status: u16, reason: Option<&'static str
         upstream: Some(SocketAddr::from(([127, 0, 0, 2], 9080))),
         policy: None,
         dry_run_reason: None,
-        span: Some(Span::from_carrier(&carrier, Forms::default(), &mut || 7, |_| false)),
+        span: Some(TraceSpan::from_carrier(
+            &carrier,
+            PropagationFormats::default(),
+            &mut || 7,
+            |_| false,
+        )),
     })
 }
 
-fn source() -> Source {
-    Source {
+fn source() -> ResourceIdentity {
+    ResourceIdentity {
         service: "ratings".to_owned(),
         namespace: "bookinfo".to_owned(),
         instance: "bookinfo/ratings-1".to_owned(),
@@ -141,7 +152,7 @@ fn methods_that_clients_invent_make_no_names() {
     assert_eq!(source::span_name(&invented), "HTTP bookinfo/ratings");
     let attributes = source::span_attributes(&invented);
     let of = |name| attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
-    assert_eq!(of("http.request.method"), Some(&Value::Text("_OTHER".to_owned())));
+    assert_eq!(of("http.request.method"), Some(&AttributeValue::Text("_OTHER".to_owned())));
     assert!(of("http.request.method_original").is_some());
 }
 
@@ -149,7 +160,8 @@ fn methods_that_clients_invent_make_no_names() {
 fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+        let (config_store, _wanted) =
+            ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
         for protocol in
             [CollectorProtocol::OtlpHttp, CollectorProtocol::OtlpGrpc, CollectorProtocol::Zipkin]
         {
@@ -158,20 +170,27 @@ fn spans_for_a_collector_that_is_away_are_dropped_and_counted() {
             let tracing = Tracing {
                 sampling: Sampling::ALL,
                 errors: true,
-                begins: ContextForm::W3c,
+                propagation: PropagationFormat::W3c,
                 collector: collector.unwrap(),
             };
-            world.sights.apply_settings(&Sight { tracing: Some(tracing), ..Sight::default() });
+            config_store.observability.apply_settings(&Observability {
+                tracing: Some(tracing),
+                ..Observability::default()
+            });
             let telemetry = Telemetry::new();
             let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
             let config =
                 Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
-            let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
+            let exporter = TelemetryExporter::new(
+                Arc::new(config),
+                config_store.clone(),
+                telemetry.new_shard(),
+            );
             let (queue, intake) = mpsc::channel(4);
             queue.try_send(trace_entry("inbound", 200, None)).unwrap();
             queue.try_send(trace_entry("inbound", 200, None)).unwrap();
             drop(queue);
-            export_spans(Rc::new(courier), intake).await;
+            export_spans(Rc::new(exporter), intake).await;
             assert_eq!(telemetry.count(Count::SpansRejected), 2, "{protocol:?}");
             assert_eq!(telemetry.count(Count::SpansExported), 0, "{protocol:?}");
         }
@@ -197,20 +216,24 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(server));
-    let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+    let (config_store, _wanted) =
+        ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
     let url = format!("https://localhost:{port}");
     let tracing = Tracing {
         sampling: Sampling::ALL,
         errors: true,
-        begins: ContextForm::W3c,
+        propagation: PropagationFormat::W3c,
         collector: Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, &url).unwrap(),
     };
-    world.sights.apply_settings(&Sight { tracing: Some(tracing), ..Sight::default() });
+    config_store
+        .observability
+        .apply_settings(&Observability { tracing: Some(tracing), ..Observability::default() });
     let telemetry = Telemetry::new();
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
     let mut config = Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
     config.collector_ca = trusts.then_some(roots);
-    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
+    let exporter =
+        TelemetryExporter::new(Arc::new(config), config_store.clone(), telemetry.new_shard());
     let (queue, intake) = mpsc::channel(4);
     queue.try_send(trace_entry("inbound", 200, None)).unwrap();
     drop(queue);
@@ -228,7 +251,7 @@ async fn sent_to(names: &[&str], trusts: bool) -> (u64, u64) {
         }
     };
     tokio::select! {
-        () = export_spans(Rc::new(courier), intake) => {}
+        () = export_spans(Rc::new(exporter), intake) => {}
         () = serving => {}
     }
     (telemetry.count(Count::SpansExported), telemetry.count(Count::SpansRejected))

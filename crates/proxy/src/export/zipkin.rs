@@ -4,55 +4,57 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use leno_outside::{Source, Value};
+use leno_outside::{AttributeValue, ResourceIdentity};
 use serde_json::{Map, Value as Json, json};
 
 use super::source::{is_server, other_end, span_attributes, span_error, span_name};
-use crate::seen::Seen;
+use crate::request_trace::TraceEntry;
 
 /// Encodes the request body.
-pub(super) fn encode_spans(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
-    let spans: Vec<Json> = batch.iter().filter_map(|seen| zipkin_span(source, seen)).collect();
+pub(super) fn encode_spans(source: &ResourceIdentity, batch: &[Arc<TraceEntry>]) -> Vec<u8> {
+    let spans: Vec<Json> =
+        batch.iter().filter_map(|trace_entry| zipkin_span(source, trace_entry)).collect();
     Json::from(spans).to_string().into_bytes()
 }
 
-fn zipkin_span(source: &Source, seen: &Seen) -> Option<Json> {
-    let context = seen.span?;
-    let began = seen.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let tags = span_attributes(seen).into_iter().map(|(name, value)| match value {
-        Value::Text(text) => (name.to_owned(), text.into()),
-        Value::Number(number) => (name.to_owned(), number.to_string().into()),
-        Value::Fraction(fraction) => (name.to_owned(), fraction.to_string().into()),
+fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Json> {
+    let context = trace_entry.span?;
+    let began = trace_entry.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let tags = span_attributes(trace_entry).into_iter().map(|(name, value)| match value {
+        AttributeValue::Text(text) => (name.to_owned(), text.into()),
+        AttributeValue::Number(number) => (name.to_owned(), number.to_string().into()),
+        AttributeValue::Fraction(fraction) => (name.to_owned(), fraction.to_string().into()),
     });
     let mut tags: Map<String, Json> = tags.collect();
     tags.insert("leno.workload".to_owned(), source.instance.clone().into());
-    if let Some(error) = span_error(seen) {
+    if let Some(error) = span_error(trace_entry) {
         // The presence of this tag marks a span as failed.
         tags.insert("error".to_owned(), error.into());
     }
     let mut span = json!({
         "traceId": context.trace.to_string(),
         "id": context.id.to_string(),
-        "kind": if is_server(seen) { "SERVER" } else { "CLIENT" },
-        "name": span_name(seen),
+        "kind": if is_server(trace_entry) { "SERVER" } else { "CLIENT" },
+        "name": span_name(trace_entry),
         "timestamp": u64::try_from(began.as_micros()).unwrap_or(u64::MAX),
         // Zipkin does not accept a duration of zero.
-        "duration": u64::try_from(seen.outcome.duration.as_micros()).unwrap_or(u64::MAX).max(1),
+        "duration": u64::try_from(trace_entry.outcome.duration.as_micros()).unwrap_or(u64::MAX).max(1),
         "localEndpoint": { "serviceName": format!("{}.{}", source.service, source.namespace) },
         "tags": tags,
     });
     if let Some(parent) = context.parent {
         span["parentId"] = parent.to_string().into();
     }
-    if let Some(other) = other_end(seen) {
-        span["remoteEndpoint"] = zipkin_endpoint(other, remote_name(seen));
+    if let Some(other) = other_end(trace_entry) {
+        span["remoteEndpoint"] = zipkin_endpoint(other, remote_name(trace_entry));
     }
     Some(span)
 }
 
 /// Returns the name of the peer: its account, or the requested service.
-fn remote_name(seen: &Seen) -> String {
-    let name = if is_server(seen) { &seen.labels.peer } else { &seen.labels.service };
+fn remote_name(trace_entry: &TraceEntry) -> String {
+    let name =
+        if is_server(trace_entry) { &trace_entry.labels.peer } else { &trace_entry.labels.service };
     let (namespace, name) = name.split_once('/').unwrap_or(("", name));
     match (namespace, name) {
         ("", name) => name.to_owned(),

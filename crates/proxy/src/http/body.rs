@@ -12,49 +12,49 @@ use leno_wire::http1::{
     BodyDecoder, BodyLength, CHUNK_END, LAST_CHUNK, TRAILERS_FOLLOW, write_chunk_size,
 };
 
-use super::ahead::{Ahead, Beginning};
-use super::grpc::Call;
-use super::message::{ReadError, Reader, Writer};
-use super::replay::{Hold, Kept};
-use crate::http2::stream::{Outgoing, Received};
-use crate::link::{Incoming, LinkStream, Lost};
+use super::buffered_body::{BufferedPrefix, PrefixedSource};
+use super::grpc::GrpcCall;
+use super::message::{MessageReader, MessageWriter, ReadError};
+use super::replay::{ReplayBuffer, ReplaySource};
+use crate::http2::stream::{OutgoingBody, ReceivedBody};
+use crate::link::{Incoming, LinkStream, StreamLoss};
 use crate::max_wait::poll_within;
-use crate::record::Record;
+use crate::record::ExchangeRecord;
 
 /// The source of a body.
-pub(crate) enum Source<'a> {
+pub(crate) enum BodySource<'a> {
     /// No body.
     Empty,
     /// An HTTP/1.1 connection. `trailers`: the section that arrived together with the last data.
-    Http1 { reader: &'a mut Reader, decoder: BodyDecoder, trailers: Option<Bytes> },
+    Http1 { reader: &'a mut MessageReader, decoder: BodyDecoder, trailers: Option<Bytes> },
     /// An HTTP/2 stream.
-    Http2(Received),
+    Http2(ReceivedBody),
     /// A stream of a link. `owed`: the bytes that the head declared and that have not arrived yet.
     Link { stream: &'a LinkStream, ended: bool, owed: Option<u64> },
     /// Another source, with its beginning buffered for another attempt.
-    Kept(Box<Kept<'a>>),
+    Replay(Box<ReplaySource<'a>>),
     /// Another source, with a buffered prefix.
-    Ahead(Box<Ahead<'a>>),
+    Prefixed(Box<PrefixedSource<'a>>),
 }
 
 /// The destination of a body.
-pub(crate) enum Sink<'a> {
+pub(crate) enum BodySink<'a> {
     /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
-    Http1 { writer: &'a mut Writer, chunked: bool },
+    Http1 { writer: &'a mut MessageWriter, chunked: bool },
     /// A stream of a link. `max_wait`: the time after which a peer that takes no pending data counts as
     /// stalled.
     Link { stream: &'a LinkStream, max_wait: Duration },
     /// An HTTP/2 stream. `max_wait`: as for a link.
-    Http2 { stream: Outgoing, max_wait: Duration },
+    Http2 { stream: OutgoingBody, max_wait: Duration },
 }
 
 /// The limit on pauses in the middle of a body.
 #[derive(Clone, Copy)]
-pub(crate) enum Silence<'a> {
+pub(crate) enum PauseLimit<'a> {
     /// No limit: the peer is known to be alive, or is checked elsewhere.
     Allowed,
     /// No limit: this is a streaming request, which is counted as such at the first pause.
-    OfStream(&'a Record<'a>),
+    OfStream(&'a ExchangeRecord<'a>),
     /// This limit, unless the response has started: peers may then take turns.
     Bounded { limit: Duration, answered: &'a Cell<bool> },
     /// This limit: the length of the body is known, and it is not a stream of events.
@@ -63,7 +63,7 @@ pub(crate) enum Silence<'a> {
 
 /// A piece of a body.
 #[derive(Clone)]
-pub(crate) enum Piece {
+pub(crate) enum BodyPiece {
     Data(Bytes),
     /// A raw trailer section; no data follows it.
     Trailers(Bytes),
@@ -71,7 +71,7 @@ pub(crate) enum Piece {
 
 /// The side that ended a pump early.
 #[derive(Debug)]
-pub(crate) enum Broken {
+pub(crate) enum PumpError {
     /// The source: its connection broke, or it sent malformed data.
     Source(ReadError),
     /// The sink accepts no more data.
@@ -80,8 +80,8 @@ pub(crate) enum Broken {
     SinkStalled,
 }
 
-impl<'a> Source<'a> {
-    pub(crate) fn from_http1(reader: &'a mut Reader, length: BodyLength) -> Self {
+impl<'a> BodySource<'a> {
+    pub(crate) fn from_http1(reader: &'a mut MessageReader, length: BodyLength) -> Self {
         match length {
             BodyLength::Empty | BodyLength::Known(0) => Self::Empty,
             BodyLength::Known(_) | BodyLength::Chunked | BodyLength::UntilClose => {
@@ -107,16 +107,16 @@ impl<'a> Source<'a> {
             Self::Http1 { decoder, trailers, .. } => decoder.is_complete() && trailers.is_none(),
             Self::Http2(received) => received.is_complete(),
             Self::Link { ended, .. } => *ended,
-            Self::Kept(kept) => kept.is_complete(),
-            Self::Ahead(ahead) => ahead.is_complete(),
+            Self::Replay(kept) => kept.is_complete(),
+            Self::Prefixed(ahead) => ahead.is_complete(),
         }
     }
 
     /// True if no piece follows those taken, and none is missing.
     pub(super) fn is_exhausted(&self) -> bool {
         match self {
-            Self::Kept(kept) => kept.is_exhausted(),
-            Self::Ahead(ahead) => ahead.is_exhausted(),
+            Self::Replay(kept) => kept.is_exhausted(),
+            Self::Prefixed(ahead) => ahead.is_exhausted(),
             Self::Link { owed: Some(1..), .. } => false,
             Self::Empty | Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } => {
                 self.is_complete()
@@ -130,36 +130,36 @@ impl<'a> Source<'a> {
     }
 
     /// Buffers all data from now on, so that it can be sent again.
-    pub(crate) fn start_buffering(&mut self, hold: Rc<Hold>) {
+    pub(crate) fn start_buffering(&mut self, hold: Rc<ReplayBuffer>) {
         let source = std::mem::replace(self, Self::Empty);
-        *self = Self::Kept(Box::new(Kept::new(source, hold)));
+        *self = Self::Replay(Box::new(ReplaySource::new(source, hold)));
     }
 
     /// Prepends a buffered prefix.
-    pub(crate) fn begin_with(&mut self, beginning: Beginning) {
+    pub(crate) fn begin_with(&mut self, beginning: BufferedPrefix) {
         let source = std::mem::replace(self, Self::Empty);
-        *self = Self::Ahead(Box::new(beginning.followed_by(source)));
+        *self = Self::Prefixed(Box::new(beginning.followed_by(source)));
     }
 
     /// Returns the whole body if it was read to its end and buffered; an absent body yields no pieces.
-    pub(crate) fn buffered_pieces(&self) -> Option<Vec<Piece>> {
+    pub(crate) fn buffered_pieces(&self) -> Option<Vec<BodyPiece>> {
         match self {
             Self::Empty => Some(Vec::new()),
-            Self::Kept(kept) => kept.whole_body(),
-            Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } | Self::Ahead(_) => None,
+            Self::Replay(kept) => kept.whole_body(),
+            Self::Http1 { .. } | Self::Http2(_) | Self::Link { .. } | Self::Prefixed(_) => None,
         }
     }
 
     /// Starts again at the first byte, if it is buffered.
     pub(crate) fn rewind(&mut self) {
-        if let Self::Kept(kept) = self {
+        if let Self::Replay(kept) = self {
             kept.restart();
         }
     }
 
     /// Skips the buffered part, which another attempt has sent.
     pub(crate) fn skip_kept(&mut self) {
-        if let Self::Kept(kept) = self {
+        if let Self::Replay(kept) = self {
             kept.skip_buffered();
         }
     }
@@ -168,16 +168,16 @@ impl<'a> Source<'a> {
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Piece>, ReadError>> {
+    ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         match self {
             Self::Empty => Poll::Ready(Ok(None)),
             Self::Http1 { trailers, .. } if trailers.is_some() => {
-                Poll::Ready(Ok(trailers.take().map(Piece::Trailers)))
+                Poll::Ready(Ok(trailers.take().map(BodyPiece::Trailers)))
             }
             Self::Http1 { reader, decoder, trailers } => poll_http1(reader, decoder, trailers, cx),
             Self::Http2(received) => received.poll_next(cx),
-            Self::Kept(kept) => kept.poll_next(cx),
-            Self::Ahead(ahead) => ahead.poll_next(cx),
+            Self::Replay(kept) => kept.poll_next(cx),
+            Self::Prefixed(ahead) => ahead.poll_next(cx),
             Self::Link { stream, ended, owed } => {
                 let next = ready!(poll_link(stream, ended, cx))?;
                 Poll::Ready(check_length(owed, next))
@@ -187,11 +187,11 @@ impl<'a> Source<'a> {
 }
 
 fn poll_http1(
-    reader: &mut Reader,
+    reader: &mut MessageReader,
     decoder: &mut BodyDecoder,
     later: &mut Option<Bytes>,
     cx: &mut Context<'_>,
-) -> Poll<Result<Option<Piece>, ReadError>> {
+) -> Poll<Result<Option<BodyPiece>, ReadError>> {
     loop {
         if decoder.is_complete() {
             return Poll::Ready(Ok(None));
@@ -201,7 +201,7 @@ fn poll_http1(
             if piece.consumed > 0 {
                 let taken = reader.buffer.split_to(piece.consumed).freeze();
                 let data = Some(piece.data).filter(|data| !data.is_empty());
-                let data = data.map(|data| Piece::Data(taken.slice(data)));
+                let data = data.map(|data| BodyPiece::Data(taken.slice(data)));
                 let trailers = piece.trailers.map(|trailers| taken.slice(trailers));
                 match (data, trailers) {
                     (Some(data), trailers) => {
@@ -209,7 +209,7 @@ fn poll_http1(
                         return Poll::Ready(Ok(Some(data)));
                     }
                     (None, Some(trailers)) => {
-                        return Poll::Ready(Ok(Some(Piece::Trailers(trailers))));
+                        return Poll::Ready(Ok(Some(BodyPiece::Trailers(trailers))));
                     }
                     (None, None) => continue,
                 }
@@ -226,27 +226,32 @@ fn poll_link(
     stream: &LinkStream,
     ended: &mut bool,
     cx: &mut Context<'_>,
-) -> Poll<Result<Option<Piece>, ReadError>> {
+) -> Poll<Result<Option<BodyPiece>, ReadError>> {
     while !*ended {
         match ready!(stream.poll_next(cx)) {
             Ok(Incoming::Data { data, end }) => {
                 *ended = end;
                 if !data.is_empty() {
-                    return Poll::Ready(Ok(Some(Piece::Data(data))));
+                    return Poll::Ready(Ok(Some(BodyPiece::Data(data))));
                 }
             }
             Ok(Incoming::Trailers(trailers)) => {
                 *ended = true;
                 check_trailers(&trailers)?;
-                return Poll::Ready(Ok(Some(Piece::Trailers(trailers))));
+                return Poll::Ready(Ok(Some(BodyPiece::Trailers(trailers))));
             }
             // The peer's acceptance of a TCP connection. The link's state machine permits no other head after a
             // final HTTP head.
             Ok(Incoming::Head { end, .. }) => *ended = end,
-            Err(Lost::Broken | Lost::Denied | Lost::Refused | Lost::Unreachable) => {
+            Err(
+                StreamLoss::Broken
+                | StreamLoss::Denied
+                | StreamLoss::Refused
+                | StreamLoss::Unreachable,
+            ) => {
                 return Poll::Ready(Err(ReadError::Ended));
             }
-            Err(Lost::Http2(code)) => return Poll::Ready(Err(ReadError::Reset(code))),
+            Err(StreamLoss::Http2(code)) => return Poll::Ready(Err(ReadError::Reset(code))),
         }
     }
     Poll::Ready(Ok(None))
@@ -264,11 +269,14 @@ fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
 }
 
 /// Enforces the declared length: with any other, the receiver would confuse this message with the next one.
-fn check_length(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Piece>, ReadError> {
+fn check_length(
+    owed: &mut Option<u64>,
+    next: Option<BodyPiece>,
+) -> Result<Option<BodyPiece>, ReadError> {
     if let Some(owed) = owed {
         let arrived = match &next {
-            Some(Piece::Data(data)) => data.len() as u64,
-            Some(Piece::Trailers(_)) => return Err(ReadError::LengthMismatch),
+            Some(BodyPiece::Data(data)) => data.len() as u64,
+            Some(BodyPiece::Trailers(_)) => return Err(ReadError::LengthMismatch),
             None if *owed > 0 => return Err(ReadError::LengthMismatch),
             None => 0,
         };
@@ -277,11 +285,11 @@ fn check_length(owed: &mut Option<u64>, next: Option<Piece>) -> Result<Option<Pi
     Ok(next)
 }
 
-impl Sink<'_> {
+impl BodySink<'_> {
     /// Writes a piece; waits while the sink is full. `last`: no other piece follows.
-    pub(crate) async fn push(&mut self, piece: Piece, last: bool) -> Result<(), Broken> {
+    pub(crate) async fn push(&mut self, piece: BodyPiece, last: bool) -> Result<(), PumpError> {
         match (self, piece) {
-            (Self::Http1 { writer, chunked }, Piece::Data(data)) => {
+            (Self::Http1 { writer, chunked }, BodyPiece::Data(data)) => {
                 let room = writer.output_buffer();
                 if *chunked {
                     write_chunk_size(data.len(), room);
@@ -292,7 +300,7 @@ impl Sink<'_> {
                 }
                 if writer.is_full() { flush(writer).await } else { Ok(()) }
             }
-            (Self::Http1 { writer, chunked }, Piece::Trailers(trailers)) => {
+            (Self::Http1 { writer, chunked }, BodyPiece::Trailers(trailers)) => {
                 if *chunked {
                     writer.output_buffer().extend_from_slice(TRAILERS_FOLLOW);
                     writer.output_buffer().extend_from_slice(&trailers);
@@ -300,23 +308,23 @@ impl Sink<'_> {
                 }
                 Ok(())
             }
-            (Self::Link { stream, max_wait }, Piece::Data(data)) => {
+            (Self::Link { stream, max_wait }, BodyPiece::Data(data)) => {
                 send_data(stream, data, last, *max_wait).await
             }
-            (Self::Http2 { stream, max_wait }, Piece::Data(data)) => {
+            (Self::Http2 { stream, max_wait }, BodyPiece::Data(data)) => {
                 send_http2(stream, data, last, *max_wait).await
             }
-            (Self::Http2 { stream, .. }, Piece::Trailers(trailers)) => {
-                stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
+            (Self::Http2 { stream, .. }, BodyPiece::Trailers(trailers)) => {
+                stream.send_trailers(&trailers).map_err(|_| PumpError::Sink)
             }
-            (Self::Link { stream, .. }, Piece::Trailers(trailers)) => {
-                stream.send_trailers(&trailers).map_err(|_| Broken::Sink)
+            (Self::Link { stream, .. }, BodyPiece::Trailers(trailers)) => {
+                stream.send_trailers(&trailers).map_err(|_| PumpError::Sink)
             }
         }
     }
 
     /// Flushes buffered data.
-    pub(crate) async fn flush(&mut self) -> Result<(), Broken> {
+    pub(crate) async fn flush(&mut self) -> Result<(), PumpError> {
         match self {
             Self::Http1 { writer, .. } => flush(writer).await,
             Self::Link { .. } | Self::Http2 { .. } => Ok(()),
@@ -324,7 +332,7 @@ impl Sink<'_> {
     }
 
     /// Marks the body complete; `reported`: its last piece has already done so.
-    pub(super) async fn finish_body(&mut self, reported: bool) -> Result<(), Broken> {
+    pub(super) async fn finish_body(&mut self, reported: bool) -> Result<(), PumpError> {
         match self {
             Self::Http1 { writer, chunked } => {
                 if *chunked {
@@ -343,10 +351,10 @@ impl Sink<'_> {
     }
 
     /// Ends this direction of an upgraded connection.
-    pub(super) async fn end_direction(&mut self) -> Result<(), Broken> {
+    pub(super) async fn end_direction(&mut self) -> Result<(), PumpError> {
         match self {
             Self::Http1 { writer, .. } => {
-                poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| Broken::Sink)
+                poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
             }
             // The end of the body has already ended the stream.
             Self::Link { .. } | Self::Http2 { .. } => Ok(()),
@@ -354,10 +362,10 @@ impl Sink<'_> {
     }
 }
 
-async fn flush(writer: &mut Writer) -> Result<(), Broken> {
+async fn flush(writer: &mut MessageWriter) -> Result<(), PumpError> {
     writer.flush().await.map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => Broken::SinkStalled,
-        _ => Broken::Sink,
+        io::ErrorKind::TimedOut => PumpError::SinkStalled,
+        _ => PumpError::Sink,
     })
 }
 
@@ -367,17 +375,17 @@ pub(crate) async fn send_data(
     data: Bytes,
     end: bool,
     max_wait: Duration,
-) -> Result<(), Broken> {
+) -> Result<(), PumpError> {
     push_all(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
 /// Sends all of `data` on an HTTP/2 stream.
 pub(super) async fn send_http2(
-    stream: &Outgoing,
+    stream: &OutgoingBody,
     data: Bytes,
     end: bool,
     max_wait: Duration,
-) -> Result<(), Broken> {
+) -> Result<(), PumpError> {
     push_all(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
 }
 
@@ -386,28 +394,28 @@ async fn push_all(
     mut data: Bytes,
     max_wait: Duration,
     mut poll: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
-) -> Result<(), Broken> {
+) -> Result<(), PumpError> {
     loop {
         let before = data.len();
         match poll_within(max_wait, |cx| poll(cx, &mut data)).await {
-            Some(sent) => return sent.map_err(|()| Broken::Sink),
+            Some(sent) => return sent.map_err(|()| PumpError::Sink),
             None if data.len() < before => {}
-            None => return Err(Broken::SinkStalled),
+            None => return Err(PumpError::SinkStalled),
         }
     }
 }
 
 /// Byte counters of a body, and a filter of its trailer section.
 #[derive(Clone, Copy)]
-pub(crate) struct Noted<'a> {
+pub(crate) struct BodyRecorder<'a> {
     pub(crate) bytes: &'a Cell<u64>,
     /// The gRPC call to which the body responds.
-    pub(crate) call: Option<Call<'a>>,
+    pub(crate) call: Option<GrpcCall<'a>>,
     /// Returns the permitted rest of a trailer section; without it, all trailers are permitted.
     pub(crate) permitted: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
 }
 
-impl<'a> Noted<'a> {
+impl<'a> BodyRecorder<'a> {
     /// Counts the body of a request.
     pub(crate) const fn for_request(
         bytes: &'a Cell<u64>,
@@ -417,7 +425,7 @@ impl<'a> Noted<'a> {
     }
 
     /// Counts the body of a response, or one direction of a connection.
-    pub(crate) const fn for_response(bytes: &'a Cell<u64>, call: Option<Call<'a>>) -> Self {
+    pub(crate) const fn for_response(bytes: &'a Cell<u64>, call: Option<GrpcCall<'a>>) -> Self {
         Self { bytes, call, permitted: None }
     }
 
@@ -441,32 +449,32 @@ impl<'a> Noted<'a> {
 /// Moves a whole body from source to sink. Available pieces are coalesced into one write; a pause of the source
 /// flushes.
 pub(crate) async fn forward_body(
-    source: &mut Source<'_>,
-    sink: &mut Sink<'_>,
-    silence: Silence<'_>,
-    noted: &Noted<'_>,
-) -> Result<(), Broken> {
+    source: &mut BodySource<'_>,
+    sink: &mut BodySink<'_>,
+    silence: PauseLimit<'_>,
+    noted: &BodyRecorder<'_>,
+) -> Result<(), PumpError> {
     loop {
         let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
         let next = match at_once {
             Poll::Ready(next) => next,
             Poll::Pending => {
                 sink.flush().await?;
-                if let Silence::OfStream(record) = silence {
+                if let PauseLimit::OfStream(record) = silence {
                     record.count_stream();
                 }
                 silence.next(source).await
             }
         };
-        let Some(mut piece) = next.map_err(Broken::Source)? else {
+        let Some(mut piece) = next.map_err(PumpError::Source)? else {
             return sink.finish_body(false).await;
         };
         let last = match &mut piece {
-            Piece::Data(data) => {
+            BodyPiece::Data(data) => {
                 noted.bytes.set(noted.bytes.get() + data.len() as u64);
                 source.is_exhausted()
             }
-            Piece::Trailers(section) => {
+            BodyPiece::Trailers(section) => {
                 if !noted.lets_pass(section) {
                     return sink.finish_body(false).await;
                 }
@@ -480,8 +488,8 @@ pub(crate) async fn forward_body(
     }
 }
 
-impl Silence<'_> {
-    async fn next(self, source: &mut Source<'_>) -> Result<Option<Piece>, ReadError> {
+impl PauseLimit<'_> {
+    async fn next(self, source: &mut BodySource<'_>) -> Result<Option<BodyPiece>, ReadError> {
         if let Self::Bounded { limit, answered } = self
             && !answered.get()
         {

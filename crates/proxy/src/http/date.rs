@@ -7,15 +7,15 @@ use leno_wire::http1::ResponseHead;
 use time::OffsetDateTime;
 
 /// A time in the format of `Date` (RFC 9110 §5.6.7).
-pub(crate) type Stamp = [u8; STAMP_BYTES];
+pub(crate) type DateText = [u8; STAMP_BYTES];
 
 /// Returns the `Date` for a final response that has none (RFC 9110 §6.6.1).
-pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<Stamp> {
+pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText> {
     (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(current_date)
 }
 
 /// Returns the current time.
-pub(crate) fn current_date() -> Stamp {
+pub(crate) fn current_date() -> DateText {
     let second = since_epoch().as_secs();
     LATEST.with(|latest| match latest.get() {
         (of, stamp) if of == second => stamp,
@@ -32,7 +32,7 @@ pub(crate) fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-fn format_date(second: u64) -> Stamp {
+fn format_date(second: u64) -> DateText {
     let seconds = i64::try_from(second).unwrap_or_default();
     let at = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let day = usize::from(at.weekday().number_days_from_monday()) * 3;
@@ -51,7 +51,7 @@ fn format_date(second: u64) -> Stamp {
 }
 
 thread_local! {
-    static LATEST: Cell<(u64, Stamp)> = const { Cell::new((u64::MAX, [0; STAMP_BYTES])) };
+    static LATEST: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; STAMP_BYTES])) };
 }
 
 const STAMP_BYTES: usize = 29;

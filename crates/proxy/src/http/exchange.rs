@@ -1,18 +1,18 @@
 //! The request pipeline: one request, stage by stage, under one configuration snapshot.
 
-mod aside;
-mod begun;
-mod guarded;
+mod body_prefix;
+mod external_checks;
 mod hedged;
+mod jwt_validation;
 mod observer;
 mod pinned;
 mod rerouted;
-mod shown;
+mod special_stages;
 
-pub(crate) use hedged::Beside;
+pub(crate) use hedged::HedgeState;
 pub(crate) use observer::ResponseObserver;
-use observer::Seat;
-pub(crate) use pinned::Pins;
+use observer::TimedPermit;
+pub(crate) use pinned::PinnedConnections;
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -23,79 +23,79 @@ use std::time::Duration;
 
 use leno_model::{EndpointId, Reason, RetryRule, Scheme, ServiceAccount};
 use leno_telemetry::GrpcStatus;
-use leno_telemetry::trace::{FIELDS_MAX, Span, Written};
-use leno_traffic::outlier::Ending;
-use leno_traffic::retry::{self, Setback};
-use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, RequestView, Stay};
+use leno_telemetry::trace::{FIELDS_MAX, PropagatedHeaders, TraceSpan};
+use leno_traffic::outlier::EndpointResult;
+use leno_traffic::retry::{AttemptFailure, may_retry, retry_by_rule, retry_pause};
+use leno_traffic::{AttemptLimit, CompiledActions, FieldEdits, RequestView, SessionAffinity};
 use leno_wire::link::ResetCode;
 use smallvec::SmallVec;
 
-use super::again;
-use super::body::Source;
+use super::body::BodySource;
 use super::date;
-use super::forward::{Progress, forward_request};
-use super::replay::Hold;
-use super::request::{Aim, Request};
-use super::rescue;
+use super::error_response;
+use super::forward::{ExchangeProgress, forward_request};
+use super::replay::ReplayBuffer;
+use super::request::{ParsedTarget, Request};
 use super::respond::Responder;
-use super::route::{Bound, Destination, route_request};
+use super::retry;
+use super::route::{Destination, ResolvedRoute, route_request};
 use super::scheme;
 use crate::error::Failure;
 use crate::http2::cancel;
-use crate::record::{Hedge, Record};
+use crate::record::{ExchangeRecord, Hedge};
 use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
-use crate::upstream::cluster::{Trial, UpstreamCluster};
-use crate::upstream::gate::Retrying;
+use crate::upstream::circuit_breaker::RetrySlot;
+use crate::upstream::cluster::{OutcomeGuard, UpstreamCluster};
 use crate::upstream::pick::{pick_endpoint, session_endpoint};
 use crate::upstream::priorities::Priorities;
-use crate::upstream::{Destined, Timed, Upstream};
+use crate::upstream::{AttemptTarget, TimedAttempt, Upstream};
 
 /// Headers that are added to a request; those of a trace context need no allocation.
-pub(crate) type Added<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
+pub(crate) type AddedHeaders<'a> = SmallVec<[(&'a str, &'a [u8]); FIELDS_MAX]>;
 
 /// A response field: name and value.
-pub(crate) type Named = (Cow<'static, str>, String);
+pub(crate) type ResponseField = (Cow<'static, str>, String);
 
 /// One request in the pipeline, and its state so far.
 pub(crate) struct Exchange<'a, 'io> {
     pub(crate) session: &'a Session,
     pub(crate) request: &'a Request<'a>,
-    pub(crate) body: &'a mut Source<'io>,
+    pub(crate) body: &'a mut BodySource<'io>,
     pub(crate) responder: &'a mut Responder<'io>,
-    pub(crate) record: Record<'a>,
-    pub(crate) progress: Progress,
+    pub(crate) record: ExchangeRecord<'a>,
+    pub(crate) progress: ExchangeProgress,
     /// Part of the response may have reached the client.
     pub(crate) started: &'a Cell<bool>,
     /// The time limit for the upstream to accept a protocol upgrade.
-    pub(crate) agree_within: Option<Duration>,
+    pub(crate) upgrade_timeout: Option<Duration>,
     /// The header changes of the selected rule; `None` if there are none.
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// The part of the request's body that is buffered for retries.
-    pub(crate) held: Option<Rc<Hold>>,
+    pub(crate) held: Option<Rc<ReplayBuffer>>,
     /// The same buffer, also for mirrored copies and hedged attempts.
-    kept: Option<Rc<Hold>>,
+    kept: Option<Rc<ReplayBuffer>>,
     /// The observer notified when the response starts.
     pub(crate) observer: Option<ResponseObserver>,
     /// The response header changes with CORS, including those of the rule.
     pub(crate) cross_origin: Option<FieldEdits>,
     /// The latency measurement of the current attempt, at an endpoint.
-    pub(crate) timed: Option<Timed>,
+    pub(crate) timed_attempt: Option<TimedAttempt>,
     /// The outcome guard of the current attempt, at an endpoint with a circuit breaker or outlier detection.
-    pub(crate) trial: Option<Trial>,
+    pub(crate) outcome_guard: Option<OutcomeGuard>,
     /// The slot of this request in a limit on concurrent retries.
-    pub(crate) retrying: Retrying,
+    pub(crate) retry_slot: RetrySlot,
     /// Headers that are added for the application or the next hop: of a lane, or about an external client.
     pub(crate) marks: Vec<(String, String)>,
     /// With session persistence: the response field that identifies the endpoint.
-    pub(crate) keeps: Option<Box<Named>>,
+    pub(crate) affinity_field: Option<Box<ResponseField>>,
 }
 
 impl<'a, 'io> Exchange<'a, 'io> {
     pub(crate) fn new(
         session: &'a Session,
         request: &'a Request<'a>,
-        body: &'a mut Source<'io>,
+        body: &'a mut BodySource<'io>,
         responder: &'a mut Responder<'io>,
         started: &'a Cell<bool>,
     ) -> Self {
@@ -105,20 +105,20 @@ impl<'a, 'io> Exchange<'a, 'io> {
             request,
             body,
             responder,
-            record: Record::open(session, "http"),
-            progress: Progress::default(),
+            record: ExchangeRecord::open(session, "http"),
+            progress: ExchangeProgress::default(),
             started,
-            agree_within: None,
+            upgrade_timeout: None,
             actions: None,
             held: None,
             kept: None,
             observer: None,
             cross_origin: None,
-            timed: None,
-            trial: None,
-            retrying: Retrying::default(),
+            timed_attempt: None,
+            outcome_guard: None,
+            retry_slot: RetrySlot::default(),
             marks: Vec::new(),
-            keeps: None,
+            affinity_field: None,
         };
         if let Some(trace) = &mut exchange.record.trace {
             trace.record_request(request, &session.worker);
@@ -161,7 +161,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         let bodiless = self.request.method() == "HEAD";
         let edits = self.edits_of_failure();
-        let answered = rescue::send_error(
+        let answered = error_response::send_error(
             &failure,
             self.session,
             self.responder,
@@ -175,38 +175,44 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// The stages: route → authorize → pick endpoint → acquire connection → stream → (retry).
     async fn run_stages(&mut self) -> Result<(), Failure> {
-        let mut aim = match self.request.parse_target() {
-            Ok(aim) => aim,
+        let mut request_target = match self.request.parse_target() {
+            Ok(request_target) => request_target,
             Err(reason) => scheme::parse_target(self.session, self.request, reason)?,
         };
-        let bound = route_request(self.session, self.request, &aim, &mut self.record).await?;
-        match &bound.config.plans.guards {
-            None => self.authorize_request(&aim, &bound)?,
+        let resolved_route =
+            route_request(self.session, self.request, &request_target, &mut self.record).await?;
+        match &resolved_route.config.plans.request_checks {
+            None => self.authorize_request(&request_target, &resolved_route)?,
             // Boxed to keep the future small for other requests.
-            Some(guards) => Box::pin(self.authorize_guarded(guards, &aim, &bound)).await?,
+            Some(guards) => {
+                Box::pin(self.authorize_guarded(guards, &request_target, &resolved_route)).await?
+            }
         }
-        if let Some(cors) = bound.actions.as_ref().and_then(|actions| actions.cors.as_ref())
-            && let Some(preflight) = self.judge_origin(cors, &aim, &bound)
+        if let Some(cors) =
+            resolved_route.actions.as_ref().and_then(|actions| actions.cors.as_ref())
+            && let Some(preflight) = self.judge_origin(cors, &request_target, &resolved_route)
         {
             return self.send_empty(200, &preflight, None).await;
         }
-        if let Destination::Redirected(redirection) = &bound.destination {
-            return self.send_redirect(redirection, bound.actions.as_deref()).await;
+        if let Destination::Redirected(redirection) = &resolved_route.destination {
+            return self.send_redirect(redirection, resolved_route.actions.as_deref()).await;
         }
-        if let Some(actions) = &bound.actions {
-            if let Some(target) = actions.rewritten_target(aim.path, aim.query) {
-                aim.origin = Some(Cow::Owned(target));
+        if let Some(actions) = &resolved_route.actions {
+            if let Some(target) =
+                actions.rewritten_target(request_target.path, request_target.query)
+            {
+                request_target.origin = Some(Cow::Owned(target));
             }
             self.actions = Some(actions.clone());
         }
-        self.add_marks(&aim, &bound);
+        self.add_marks(&request_target, &resolved_route);
         // The time limit of a request does not apply to an upgraded connection.
         let one = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
         let one = one.map(AttemptLimit::time_limit);
-        let soonest = bound.timeout.into_iter().chain(one).min();
-        self.agree_within = soonest.filter(|_| self.request.upgrade);
-        let copies = self.prepare_mirrors(&bound);
-        let outcome = self.in_time(&aim, &bound).await;
+        let soonest = resolved_route.timeout.into_iter().chain(one).min();
+        self.upgrade_timeout = soonest.filter(|_| self.request.upgrade);
+        let copies = self.prepare_mirrors(&resolved_route);
+        let outcome = self.in_time(&request_target, &resolved_route).await;
         if let Some(copies) = copies {
             copies.send_all(self.kept_body());
         }
@@ -214,16 +220,20 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Makes all attempts, within the timeout of the rule.
-    async fn in_time(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
-        match bound.timeout.filter(|_| !self.request.upgrade) {
-            None => self.send_attempts(aim, bound).await,
+    async fn in_time(
+        &mut self,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> Result<(), Failure> {
+        match resolved_route.timeout.filter(|_| !self.request.upgrade) {
+            None => self.send_attempts(request_target, resolved_route).await,
             Some(limit) => {
                 let outcome = {
-                    let _abandoned = cancel::Attempt;
-                    let mut attempts = pin!(self.send_attempts(aim, bound));
+                    let _abandoned = cancel::AttemptScope;
+                    let mut attempts = pin!(self.send_attempts(request_target, resolved_route));
                     let outcome = tokio::time::timeout(limit, &mut attempts).await;
                     if outcome.is_err() {
-                        cancel::Attempt::mark_abandoned();
+                        cancel::AttemptScope::mark_abandoned();
                     }
                     outcome
                 };
@@ -237,36 +247,48 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Authorizes a request from another sidecar. Requests of the local application need no authorization.
-    fn authorize_request(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
+    fn authorize_request(
+        &mut self,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> Result<(), Failure> {
         if self.session.is_inbound() {
             let request = self.request;
-            self.let_in(&request.request_view(aim), bound)?;
-            self.apply_limits(&request.request_view(aim), bound)?;
+            self.let_in(&request.request_view(request_target), resolved_route)?;
+            self.apply_limits(&request.request_view(request_target), resolved_route)?;
         }
         Ok(())
     }
 
     /// Evaluates the authorization policies of the mesh.
-    fn let_in(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let access = &bound.config.plans.access;
-        let permit = self.session.authorize_peer(&bound.config, self.record.started)?;
+    fn let_in(
+        &mut self,
+        view: &RequestView<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> Result<(), Failure> {
+        let access = &resolved_route.config.plans.access;
+        let permit = self.session.authorize_peer(&resolved_route.config, self.record.started)?;
         let permit = access.authorize_request(&permit, view)?;
         self.record.record_permit(access, permit);
         Ok(())
     }
 
     /// Applies the local rate and concurrency limits.
-    fn apply_limits(&mut self, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let Some(port) = self.limited_port(bound) else { return Ok(()) };
-        self.take_tokens(port, view, bound)?;
-        self.acquire_permit(port, view, bound)
+    fn apply_limits(
+        &mut self,
+        view: &RequestView<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> Result<(), Failure> {
+        let Some(port) = self.limited_port(resolved_route) else { return Ok(()) };
+        self.take_tokens(port, view, resolved_route)?;
+        self.acquire_permit(port, view, resolved_route)
     }
 
     /// Returns the port on which the request arrived, if any limit applies to it.
-    fn limited_port(&self, bound: &Bound) -> Option<u16> {
+    fn limited_port(&self, resolved_route: &ResolvedRoute) -> Option<u16> {
         match &self.session.listener_kind {
             ListenerKind::Inbound { port } => {
-                Some(*port).filter(|it| bound.config.plans.limits.has_limits(*it))
+                Some(*port).filter(|it| resolved_route.config.plans.limits.has_limits(*it))
             }
             _ => None,
         }
@@ -274,9 +296,19 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Takes tokens of rate limits.
     #[inline(never)]
-    fn take_tokens(&self, port: u16, view: &RequestView<'_>, bound: &Bound) -> Result<(), Failure> {
-        let now = self.session.worker.world.age();
-        Ok(bound.config.plans.limits.admit_request(port, view, self.caller_account(), now)?)
+    fn take_tokens(
+        &self,
+        port: u16,
+        view: &RequestView<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> Result<(), Failure> {
+        let now = self.session.worker.config_store.age();
+        Ok(resolved_route.config.plans.limits.admit_request(
+            port,
+            view,
+            self.caller_account(),
+            now,
+        )?)
     }
 
     /// Acquires a concurrency permit of the application; returns the tokens if there is none.
@@ -285,14 +317,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
         &mut self,
         port: u16,
         view: &RequestView<'_>,
-        bound: &Bound,
+        resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
-        let (worker, limits) = (&self.session.worker, &bound.config.plans.limits);
+        let (worker, limits) = (&self.session.worker, &resolved_route.config.plans.limits);
         let is_whole = self.body.is_empty() && !self.request.upgrade;
-        let place = limits.acquire_permit(port, is_whole, worker.world.age());
+        let place = limits.acquire_permit(port, is_whole, worker.config_store.age());
         let place = place.inspect_err(|_| limits.give_back(port, view, self.caller_account()))?;
-        let seat =
-            |place| ResponseObserver::Place(Box::new(Seat { place, worker: worker.clone() }));
+        let seat = |place| {
+            ResponseObserver::ConcurrencyPermit(Box::new(TimedPermit {
+                place,
+                worker: worker.clone(),
+            }))
+        };
         self.observer = place.map(seat);
         Ok(())
     }
@@ -303,16 +339,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     /// Adds the marks of a lane to an inbound request, for the application to propagate; at a gateway, adds
     /// headers about the client.
-    fn add_marks(&mut self, aim: &Aim<'_>, bound: &Bound) {
+    fn add_marks(&mut self, request_target: &ParsedTarget<'_>, resolved_route: &ResolvedRoute) {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else {
-            if let Some(edge) = &self.session.edge {
-                self.tell_of_client(edge, bound.actions.as_ref());
+            if let Some(edge) = &self.session.gateway_connection {
+                self.tell_of_client(edge, resolved_route.actions.as_ref());
             }
             return;
         };
-        let lanes = &bound.config.plans.lanes;
+        let lanes = &resolved_route.config.plans.lanes;
         if lanes.may_mark(*port) {
-            let view = self.request.request_view(aim);
+            let view = self.request.request_view(request_target);
             let marks = lanes.marks_for(*port, &view, &mut || self.session.worker.random_number());
             if let Some(rule) = marks.rule {
                 rule_matches::count_tags(&self.session.worker.shard, rule.0, rule.1);
@@ -323,18 +359,21 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Returns the span of the request if it is traced.
-    pub(crate) fn span(&self) -> Option<&Span> {
+    pub(crate) fn span(&self) -> Option<&TraceSpan> {
         self.record.trace.as_ref().and_then(|trace| trace.span.as_ref())
     }
 
     /// Returns the headers that are added to the request, `context` among them.
-    pub(crate) fn added_headers<'b>(&'b self, context: Option<&'b Written>) -> Added<'b> {
+    pub(crate) fn added_headers<'b>(
+        &'b self,
+        context: Option<&'b PropagatedHeaders>,
+    ) -> AddedHeaders<'b> {
         if self.marks.is_empty() && context.is_none() && !self.session.found_http2 {
-            return Added::new();
+            return AddedHeaders::new();
         }
         let marks = self.marks.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        let mut added: Added<'b> = marks.collect();
-        for field in context.into_iter().flat_map(Written::fields) {
+        let mut added: AddedHeaders<'b> = marks.collect();
+        for field in context.into_iter().flat_map(PropagatedHeaders::fields) {
             added.push(field);
         }
         if self.session.found_http2 && !self.session.is_inbound() && !self.request.upgrade {
@@ -344,9 +383,14 @@ impl<'a, 'io> Exchange<'a, 'io> {
     }
 
     /// Sends the request, and to another endpoint if the first attempt fails in a way that permits it.
-    async fn send_attempts(&mut self, aim: &Aim<'_>, bound: &Bound) -> Result<(), Failure> {
-        if let Some(traffic_policy) = bound.unusual.as_ref().filter(|it| it.faults.is_some()) {
-            self.inject_fault(aim, bound, traffic_policy).await?;
+    async fn send_attempts(
+        &mut self,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> Result<(), Failure> {
+        let policy = resolved_route.fault_or_hedge_policy.as_ref();
+        if let Some(policy) = policy.filter(|it| it.faults.is_some()) {
+            self.inject_fault(request_target, resolved_route, policy).await?;
         }
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
@@ -359,10 +403,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
         loop {
             let outcome = {
                 // Dropped before the backoff: other requests run meanwhile.
-                let _abandoned = limit.map(|_| cancel::Attempt);
-                match self.hedge_rule(aim, bound) {
+                let _abandoned = limit.map(|_| cancel::AttemptScope);
+                match self.hedge_rule(request_target, resolved_route) {
                     None => {
-                        let attempt = pin!(self.send_attempt(aim, bound, &mut tried));
+                        let attempt =
+                            pin!(self.send_attempt(request_target, resolved_route, &mut tried));
                         match limit {
                             None => attempt.await,
                             Some(limit) => in_limit(limit.0, limit.1, attempt).await,
@@ -370,7 +415,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
                     }
                     // Boxed to keep the future small for other requests.
                     Some(rule) => {
-                        let both = Box::pin(self.send_hedged(aim, bound, rule, &mut tried));
+                        let both = Box::pin(self.send_hedged(
+                            request_target,
+                            resolved_route,
+                            rule,
+                            &mut tried,
+                        ));
                         let outcome = match limit {
                             None => both.await,
                             Some(limit) => in_limit(limit.0, limit.1, both).await,
@@ -388,19 +438,21 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
             let again = match rule {
                 None => {
-                    self.may_repeat(reason, bound)
-                        && retry::may_retry(reason, &self.attempt_so_far(aim, bound))
-                        && self.retrying.try_claim(bound.cluster.as_deref())
+                    self.may_repeat(reason, resolved_route)
+                        && may_retry(reason, &self.attempt_so_far(request_target, resolved_route))
+                        && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 }
-                Some(rule) => self.is_tried_again(rule, reason, aim, bound).await,
+                Some(rule) => {
+                    self.is_tried_again(rule, reason, request_target, resolved_route).await
+                }
             };
             if !again {
-                let failure = match &bound.cluster {
+                let failure = match &resolved_route.cluster {
                     Some(cluster) => cluster.failure_for(reason),
                     None => reason.into(),
                 };
                 // Boxed to keep the future small for other requests.
-                return match self.detect_outdated(reason, (aim, bound)) {
+                return match self.detect_outdated(reason, (request_target, resolved_route)) {
                     Some(outdated) => Box::pin(self.reroute_request(failure, outdated)).await,
                     None => Err(failure),
                 };
@@ -414,7 +466,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         if rule.attempts == 0 {
             return;
         }
-        again::pay_in(&self.session.worker, self.record.subject.service.as_ref());
+        retry::pay_in(&self.session.worker, self.record.subject.service.as_ref());
         if !self.body.is_empty() && !self.request.upgrade {
             self.held = Some(self.keep_body());
         }
@@ -425,19 +477,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
         &mut self,
         rule: &RetryRule,
         reason: Reason,
-        aim: &Aim<'_>,
-        bound: &Bound,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
     ) -> bool {
         let worker = &self.session.worker;
-        let attempt = self.attempt_so_far(aim, bound);
+        let attempt = self.attempt_so_far(request_target, resolved_route);
         // A withheld response has already been charged to the budget.
-        let again = self.progress.kept_back.get().is_some()
-            || (retry::retry_by_rule(rule, Setback::Failed(reason), &attempt)
-                && self.retrying.try_claim(bound.cluster.as_deref())
-                && again::charge_retry(worker, self.record.subject.service.as_ref()));
+        let again = self.progress.withheld_response.get().is_some()
+            || (retry_by_rule(rule, AttemptFailure::Failed(reason), &attempt)
+                && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
+                && retry::charge_retry(worker, self.record.subject.service.as_ref()));
         if again {
-            tokio::time::sleep(retry::retry_pause(rule, attempt.number, worker.random_number()))
-                .await;
+            tokio::time::sleep(retry_pause(rule, attempt.number, worker.random_number())).await;
             self.body.rewind();
             self.record.bytes_in.set(0);
         }
@@ -447,8 +498,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// There is only one application: retries elsewhere are up to the client's sidecar. A pooled connection
     /// that was just closing is a local matter, and proves no failure. The same holds for an HTTP/2 connection
     /// that the application closed before it processed the request.
-    fn may_repeat(&self, reason: Reason, bound: &Bound) -> bool {
-        match bound.destination {
+    fn may_repeat(&self, reason: Reason, resolved_route: &ResolvedRoute) -> bool {
+        match resolved_route.destination {
             Destination::Application(_) => {
                 self.progress.on_reused || reason == Reason::UpstreamRefused
             }
@@ -458,45 +509,47 @@ impl<'a, 'io> Exchange<'a, 'io> {
 
     async fn send_attempt(
         &mut self,
-        aim: &Aim<'_>,
-        bound: &Bound,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
         tried: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
-        let (destined, own) = match self.is_private() {
-            false => (self.pick_destination(bound, tried.as_ref())?, None),
-            true => self.private_destination(bound, tried.as_ref())?,
+        let (attempt_target, own) = match self.is_private() {
+            false => (self.pick_destination(resolved_route, tried.as_ref())?, None),
+            true => self.private_destination(resolved_route, tried.as_ref())?,
         };
-        *tried = destined.endpoint_id();
-        if self.observer.is_some() || bound.stay.is_some() {
-            self.goes_to(tried.as_ref(), bound);
+        *tried = attempt_target.endpoint_id();
+        if self.observer.is_some() || resolved_route.session_affinity.is_some() {
+            self.goes_to(tried.as_ref(), resolved_route);
         }
-        if let Some(cluster) = &bound.cluster {
-            self.trial = destined.start_attempt(cluster)?;
+        if let Some(cluster) = &resolved_route.cluster {
+            self.outcome_guard = attempt_target.start_attempt(cluster)?;
         }
-        self.timed = destined.start_timed();
+        self.timed_attempt = attempt_target.start_timed();
         if let Some(trace) = &mut self.record.trace {
-            trace.upstream = Some(destined.address());
+            trace.upstream = Some(attempt_target.address());
         }
         let checkout = if self.progress.pins {
-            let checkout = Box::pin(self.checkout_private(&destined, own));
-            match &bound.cluster {
+            let checkout = Box::pin(self.checkout_private(&attempt_target, own));
+            match &resolved_route.cluster {
                 None => checkout.await,
                 Some(cluster) => Box::pin(cluster.wait_for_connection(checkout)).await,
             }
         } else {
             let (worker, found_http2) = (&self.session.worker, self.session.found_http2);
-            let wait = again::Prospect { bound, retries: self.record.retries };
-            let checkout = destined.acquire(worker, self.timed.as_ref(), found_http2, wait);
+            let wait = retry::ConnectOutlook { resolved_route, retries: self.record.retries };
+            let checkout =
+                attempt_target.acquire(worker, self.timed_attempt.as_ref(), found_http2, wait);
             let checkout = pin!(checkout);
-            match &bound.cluster {
+            match &resolved_route.cluster {
                 None => checkout.await,
                 Some(cluster) => cluster.wait_for_connection(checkout).await,
             }
         };
         let outcome = match checkout {
             Ok(checkout) => {
-                let outcome = forward_request(self, aim, &destined, checkout).await;
-                destined.record_outcome(&self.session.worker, outcome);
+                let outcome =
+                    forward_request(self, request_target, &attempt_target, checkout).await;
+                attempt_target.record_outcome(&self.session.worker, outcome);
                 outcome
             }
             // The connection attempt has already recorded its own failure.
@@ -509,53 +562,54 @@ impl<'a, 'io> Exchange<'a, 'io> {
     /// Reports the end of an attempt to outlier detection and latency statistics.
     #[inline]
     fn end_attempt(&mut self, outcome: Result<(), Reason>) {
-        if let (Some(timed), Err(reason)) = (&self.timed, outcome) {
-            timed.record_failure(reason);
+        if let (Some(timed_attempt), Err(reason)) = (&self.timed_attempt, outcome) {
+            timed_attempt.record_failure(reason);
         }
-        self.timed = None;
-        if let Some(trial) = self.trial.take() {
-            self.end_trial(trial, outcome);
+        self.timed_attempt = None;
+        if let Some(outcome_guard) = self.outcome_guard.take() {
+            self.end_trial(outcome_guard, outcome);
         }
     }
 
-    fn end_trial(&self, trial: Trial, outcome: Result<(), Reason>) {
-        let answered = |status, grpc: Option<GrpcStatus>| Ending::Answered {
+    fn end_trial(&self, outcome_guard: OutcomeGuard, outcome: Result<(), Reason>) {
+        let answered = |status, grpc: Option<GrpcStatus>| EndpointResult::Response {
             status,
             grpc: grpc.map(GrpcStatus::code),
         };
-        let ending = match (outcome, self.progress.kept_back.get()) {
+        let ending = match (outcome, self.progress.withheld_response.get()) {
             (Ok(()), _) => answered(self.record.head.status.get(), self.record.grpc.get()),
             // The endpoint has responded, even if the client does not receive that response.
             (Err(_), Some(kept)) => answered(kept.status, kept.grpc),
-            (Err(reason), None) => Ending::Broken(reason),
+            (Err(reason), None) => EndpointResult::Failed(reason),
         };
-        trial.finish(&self.session.worker, ending);
+        outcome_guard.finish(&self.session.worker, ending);
     }
 
     fn pick_destination(
         &self,
-        bound: &Bound,
+        resolved_route: &ResolvedRoute,
         avoid: Option<&EndpointId>,
-    ) -> Result<Destined, Reason> {
-        match &bound.destination {
-            Destination::Application(application) => Ok(Destined::Application(application.clone())),
+    ) -> Result<AttemptTarget, Reason> {
+        match &resolved_route.destination {
+            Destination::Application(application) => {
+                Ok(AttemptTarget::Application(application.clone()))
+            }
             Destination::Endpoints(priorities) => {
-                let at = (priorities, bound.cluster.as_deref());
-                let kept = bound
-                    .stay
-                    .as_ref()
-                    .and_then(|stay| self.session_endpoint(stay, at.0, at.1, avoid));
+                let at = (priorities, resolved_route.cluster.as_deref());
+                let kept = resolved_route.session_affinity.as_ref().and_then(|session_affinity| {
+                    self.session_endpoint(session_affinity, at.0, at.1, avoid)
+                });
                 let upstream = match kept {
                     Some(kept) => kept,
                     None => pick_endpoint(
                         &self.session.worker,
                         at.0,
                         at.1,
-                        bound.hashed.as_ref(),
+                        resolved_route.hash_selection.as_ref(),
                         avoid,
                     )?,
                 };
-                Ok(Destined::Upstream(upstream))
+                Ok(AttemptTarget::Upstream(upstream))
             }
             Destination::Redirected(_) => Err(Reason::NoEndpoint),
         }
@@ -565,31 +619,39 @@ impl<'a, 'io> Exchange<'a, 'io> {
     #[inline(never)]
     fn session_endpoint(
         &self,
-        stay: &Stay,
+        session_affinity: &SessionAffinity,
         priorities: &Priorities,
         cluster: Option<&UpstreamCluster>,
         avoid: Option<&EndpointId>,
     ) -> Option<Rc<Upstream>> {
         let worker = &self.session.worker;
         let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
-        session_endpoint(worker, stay.find_endpoint(endpoints)?, cluster, avoid)
+        session_endpoint(worker, session_affinity.find_endpoint(endpoints)?, cluster, avoid)
     }
 
     /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
     #[inline(never)]
-    fn goes_to(&mut self, endpoint: Option<&EndpointId>, bound: &Bound) {
-        if let Some(beside) = self.observer.as_ref().and_then(ResponseObserver::hedge_state) {
-            beside.record_first(endpoint.cloned());
+    fn goes_to(&mut self, endpoint: Option<&EndpointId>, resolved_route: &ResolvedRoute) {
+        if let Some(hedge_state) = self.observer.as_ref().and_then(ResponseObserver::hedge_state) {
+            hedge_state.record_first(endpoint.cloned());
         }
-        if let Some(stay) = &bound.stay {
-            self.keeps = self.known_of(stay, endpoint);
+        if let Some(session_affinity) = &resolved_route.session_affinity {
+            self.affinity_field = self.known_of(session_affinity, endpoint);
         }
     }
 
     /// With session persistence: returns the response field for a response of this endpoint.
-    fn known_of(&self, stay: &Stay, answers: Option<&EndpointId>) -> Option<Box<Named>> {
-        let is_safe = self.session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https);
-        stay.response_field(answers?, date::since_epoch(), is_safe).map(Box::new)
+    fn known_of(
+        &self,
+        session_affinity: &SessionAffinity,
+        answers: Option<&EndpointId>,
+    ) -> Option<Box<ResponseField>> {
+        let is_safe = self
+            .session
+            .gateway_connection
+            .as_ref()
+            .is_some_and(|edge| edge.scheme == Scheme::Https);
+        session_affinity.response_field(answers?, date::since_epoch(), is_safe).map(Box::new)
     }
 }
 
@@ -598,7 +660,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
 const HTTP2_MARK: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
 /// Runs an attempt within the per-attempt timeout of its rule. `started`: part of the response has reached the
-/// client. The caller holds a [`cancel::Attempt`].
+/// client. The caller holds a [`cancel::AttemptScope`].
 async fn in_limit(
     limit: AttemptLimit,
     started: &Cell<bool>,
@@ -609,7 +671,7 @@ async fn in_limit(
         Ok(outcome) => outcome,
         Err(_) if limit.is_of_head() && started.get() => attempt.await,
         Err(_) => {
-            cancel::Attempt::mark_abandoned();
+            cancel::AttemptScope::mark_abandoned();
             Err(Reason::AttemptTimeout)
         }
     }

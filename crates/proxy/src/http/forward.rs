@@ -1,6 +1,6 @@
 //! One attempt: sends the request and receives the response, with both bodies streaming concurrently.
 
-mod asked;
+mod http2_request;
 mod interim;
 mod sending;
 mod tunnel;
@@ -9,45 +9,49 @@ mod unprocessed;
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use leno_model::Reason;
-use leno_telemetry::trace::{Span, Written};
+use leno_telemetry::trace::{PropagatedHeaders, TraceSpan};
 use leno_traffic::{CompiledActions, FieldEdits, retry};
 use leno_wire::http1::{
-    Answers, BodyLength, Connection, Framing, Parsed, RequestEdits, ResponseHead, write_request,
+    BodyLength, ConnectionHeader, Framing, Parsed, RequestEdits, RequestKind, ResponseHead,
+    write_request,
 };
 use leno_wire::link::{OpenError, ResetCode, StreamKind};
 use tokio::time::sleep;
 
-use self::interim::Allowance;
-pub(super) use self::interim::{Awaited, Http2Answer, Unanswered};
-use self::sending::Sending;
-use super::again::{KeepBack, KeptBack};
-use super::body::{Noted, Silence, Sink, Source, forward_body};
-use super::exchange::{Exchange, Named, ResponseObserver};
-use super::grpc::{self, Call};
-use super::message::Reader;
-use super::request::{Aim, Request};
+use self::interim::InterimBudget;
+pub(super) use self::interim::{Http2ResponseHead, MissingResponse, PendingResponse};
+use self::sending::RequestBodyState;
+use super::body::{BodyRecorder, BodySink, BodySource, PauseLimit, forward_body};
+use super::exchange::{Exchange, ResponseField, ResponseObserver};
+use super::grpc::{self, GrpcCall};
+use super::message::MessageReader;
+use super::request::{ParsedTarget, Request};
 use super::respond::Responder;
+use super::retry::{ResponseFilter, WithheldResponse};
 use super::trailers;
 use crate::error::{lost_reason, upstream_reason};
 use crate::http2::client::Http2Checkout;
 use crate::http2::connect;
 use crate::http2::head;
-use crate::http2::stream::{Asked, Outgoing, Received};
-use crate::link::{Incoming, LinkHandle, LinkStream, Lost, ReceivedHead, rejection_over_http1};
-use crate::record::Record;
+use crate::http2::stream::{OutgoingBody, ReceivedBody, RequestStream};
+use crate::io::Io;
+use crate::link::{
+    Incoming, LinkHandle, LinkStream, ReceivedHead, StreamLoss, rejection_over_http1,
+};
+use crate::record::ExchangeRecord;
 use crate::session::Session;
 use crate::tcp::http2_tunnel;
-use crate::upstream::cluster::Trial;
-use crate::upstream::pool::Sharing;
-use crate::upstream::{Checkout, Destined, Http1Upstream, Timed};
+use crate::upstream::cluster::OutcomeGuard;
+use crate::upstream::pool::ConnectionSharing;
+use crate::upstream::{AttemptTarget, Checkout, Http1Upstream, TimedAttempt};
 use crate::worker::Worker;
 
 /// The progress of an exchange, which determines if it may be retried.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct ExchangeProgress {
     /// A part of the request may have reached an upstream.
     pub(crate) request_sent: bool,
     /// A part of the request's body has been consumed.
@@ -55,7 +59,7 @@ pub(crate) struct Progress {
     /// The connection was reused, and may have been closing when the request was sent.
     pub(crate) on_reused: bool,
     /// Set if a response is withheld from the client because the request is retried.
-    pub(crate) kept_back: Cell<Option<KeptBack>>,
+    pub(crate) withheld_response: Cell<Option<WithheldResponse>>,
     /// The connection to the upstream is reserved for this client.
     pub(crate) pins: bool,
     /// The HTTP/2 code with which the upstream reset its stream.
@@ -65,15 +69,16 @@ pub(crate) struct Progress {
 /// Sends the request on a connection, and its response back to the client.
 pub(crate) async fn forward_request(
     exchange: &mut Exchange<'_, '_>,
-    aim: &Aim<'_>,
-    destined: &Destined,
+    request_target: &ParsedTarget<'_>,
+    attempt_target: &AttemptTarget,
     checkout: Checkout,
 ) -> Result<(), Reason> {
     let checkout = match checkout {
         Checkout::Http2(checkout) if exchange.request.upgrade && !checkout.takes_upgrades() => {
             drop(checkout);
-            let (worker, timed) = (&exchange.session.worker, exchange.timed.as_ref());
-            destined.checkout_http1(worker, timed, exchange.wait_alone()).await?
+            let (worker, timed_attempt) =
+                (&exchange.session.worker, exchange.timed_attempt.as_ref());
+            attempt_target.checkout_http1(worker, timed_attempt, exchange.wait_alone()).await?
         }
         checkout => checkout,
     };
@@ -81,28 +86,34 @@ pub(crate) async fn forward_request(
         // Boxed to keep the future small for other requests.
         Checkout::Link(link) if exchange.session.found_http2 && !link.reads_http2_mark() => {
             let mut checkout = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
-            over_http2(exchange, aim, destined, &mut checkout).await
+            over_http2(exchange, request_target, attempt_target, &mut checkout).await
         }
-        Checkout::Link(link) => over_link(exchange, aim, &link).await,
+        Checkout::Link(link) => over_link(exchange, request_target, &link).await,
         Checkout::Http2(mut checkout) => {
-            match over_http2(exchange, aim, destined, &mut checkout).await {
+            match over_http2(exchange, request_target, attempt_target, &mut checkout).await {
                 // Boxed to keep the future small for other requests.
                 Err(Reason::UpstreamRefused) => {
-                    Box::pin(unprocessed::send_again(exchange, aim, destined, checkout)).await
+                    Box::pin(unprocessed::send_again(
+                        exchange,
+                        request_target,
+                        attempt_target,
+                        checkout,
+                    ))
+                    .await
                 }
                 outcome => outcome,
             }
         }
         Checkout::Http1(mut connection) => {
             exchange.progress.on_reused = connection.reused;
-            if connection.reused && retry::is_idempotent(aim.method) {
+            if connection.reused && retry::is_idempotent(request_target.method) {
                 exchange.hold_briefly();
             }
-            let clean = over_http1(exchange, aim, &mut connection).await?;
+            let clean = over_http1(exchange, request_target, &mut connection).await?;
             match exchange.progress.pins {
-                true if clean => exchange.pin_connection(destined, connection),
+                true if clean => exchange.pin_connection(attempt_target, connection),
                 false if clean && !exchange.request.head.authenticates_connection => {
-                    destined.give_back(connection);
+                    attempt_target.give_back(connection);
                 }
                 true | false => {}
             }
@@ -113,7 +124,7 @@ pub(crate) async fn forward_request(
 
 async fn over_link(
     exchange: &mut Exchange<'_, '_>,
-    aim: &Aim<'_>,
+    request_target: &ParsedTarget<'_>,
     link: &LinkHandle,
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
@@ -122,10 +133,15 @@ async fn over_link(
     uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
     let bodiless = exchange.body.is_empty();
     let opened = {
-        let context = exchange.span().map(Written::from_span);
+        let context = exchange.span().map(PropagatedHeaders::from_span);
         let added = exchange.added_headers(context.as_ref());
-        let edits =
-            request_edits(exchange, aim, exchange.actions.as_deref(), Framing::Outside, &added);
+        let edits = request_edits(
+            exchange,
+            request_target,
+            exchange.actions.as_deref(),
+            Framing::Outside,
+            &added,
+        );
         let request = exchange.request;
         link.open_stream(StreamKind::Http, bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
@@ -136,9 +152,9 @@ async fn over_link(
         _ => Reason::UpstreamRefused,
     })?;
     exchange.progress.request_sent = true;
-    let sink = Sink::Link { stream: &stream, max_wait };
-    let sending = Sending::at_start(exchange);
-    run_directions(exchange, sink, sending, Upstreamed::Link(&stream)).await.map(|_| ())
+    let sink = BodySink::Link { stream: &stream, max_wait };
+    let sending = RequestBodyState::at_start(exchange);
+    run_directions(exchange, sink, sending, ResponseSource::Link(&stream)).await.map(|_| ())
 }
 
 /// Forwards the response to a request that was sent completely.
@@ -147,27 +163,29 @@ pub(crate) async fn forward_response(
     stream: &LinkStream,
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
-    let sink = Sink::Link { stream, max_wait };
-    run_directions(exchange, sink, Sending::Whole, Upstreamed::Link(stream)).await.map(|_| ())
+    let sink = BodySink::Link { stream, max_wait };
+    run_directions(exchange, sink, RequestBodyState::Whole, ResponseSource::Link(stream))
+        .await
+        .map(|_| ())
 }
 
 async fn over_http2(
     exchange: &mut Exchange<'_, '_>,
-    aim: &Aim<'_>,
-    destined: &Destined,
+    request_target: &ParsedTarget<'_>,
+    attempt_target: &AttemptTarget,
     checkout: &mut Http2Checkout,
 ) -> Result<(), Reason> {
     let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
-    let head = asked::http2_request(exchange, aim, destined)?;
+    let head = http2_request::http2_request(exchange, request_target, attempt_target)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.hold_briefly();
     let (response, stream) = checkout.open_stream(head, exchange.body.is_empty())?;
     exchange.progress.request_sent = true;
-    let outgoing = Outgoing::new(stream);
-    let asked = Asked::new(&outgoing);
-    let sink = Sink::Http2 { stream: outgoing, max_wait };
-    let sending = Sending::at_start(exchange);
-    let upstream = Upstreamed::Http2(Box::new(Awaited::new(response)));
+    let outgoing = OutgoingBody::new(stream);
+    let asked = RequestStream::new(&outgoing);
+    let sink = BodySink::Http2 { stream: outgoing, max_wait };
+    let sending = RequestBodyState::at_start(exchange);
+    let upstream = ResponseSource::Http2(Box::new(PendingResponse::new(response)));
     let outcome = run_directions(exchange, sink, sending, upstream).await;
     asked.complete();
     outcome.map(|_| checkout.record_processed())
@@ -176,7 +194,7 @@ async fn over_http2(
 /// Returns true if the connection may serve another request.
 async fn over_http1(
     exchange: &mut Exchange<'_, '_>,
-    aim: &Aim<'_>,
+    request_target: &ParsedTarget<'_>,
     connection: &mut Http1Upstream,
 ) -> Result<bool, Reason> {
     let request = exchange.request;
@@ -187,18 +205,19 @@ async fn over_http1(
     let sharing = connection.sharing(exchange.progress.pins);
     let Http1Upstream { reader, writer, .. } = connection;
     {
-        let context = exchange.span().map(Written::from_span);
+        let context = exchange.span().map(PropagatedHeaders::from_span);
         let added = exchange.added_headers(context.as_ref());
-        let edits = request_edits(exchange, aim, exchange.actions.as_deref(), framing, &added);
+        let edits =
+            request_edits(exchange, request_target, exchange.actions.as_deref(), framing, &added);
         write_request(&request.bytes, request.head, &edits, writer.output_buffer());
     }
     exchange.progress.request_sent = true;
     if exchange.body.is_empty() || request.upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
-    let sink = Sink::Http1 { writer, chunked: framing == Framing::Chunked };
-    let sending = Sending::at_start(exchange);
-    let upstream = Upstreamed::Http1(reader, sharing);
+    let sink = BodySink::Http1 { writer, chunked: framing == Framing::Chunked };
+    let sending = RequestBodyState::at_start(exchange);
+    let upstream = ResponseSource::Http1(reader, sharing);
     run_directions(exchange, sink, sending, upstream).await
 }
 
@@ -206,114 +225,121 @@ async fn over_http1(
 /// the application.
 pub(crate) fn request_edits<'a>(
     exchange: &'a Exchange<'_, '_>,
-    aim: &'a Aim<'_>,
+    request_target: &'a ParsedTarget<'_>,
     rule: Option<&'a CompiledActions>,
     framing: Framing,
     add: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
     let host = rule.and_then(|rule| rule.rewritten_host()).or(exchange.session.host.as_deref());
     RequestEdits {
-        target: aim.origin.as_deref().map(str::as_bytes),
+        target: request_target.origin.as_deref().map(str::as_bytes),
         // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
-        host: match (host, &aim.origin) {
+        host: match (host, &request_target.origin) {
             (Some(host), _) => Some(host.as_bytes()),
-            (None, Some(_)) => Some(aim.authority.as_bytes()),
+            (None, Some(_)) => Some(request_target.authority.as_bytes()),
             (None, None) => None,
         },
         framing,
         add,
         lines: rule.map_or("", |rule| &rule.request.lines),
         remove: rule.map_or(&[], |rule| &rule.request.remove),
-        replace: exchange.span().map_or(&[], Span::replaced_headers),
+        replace: exchange.span().map_or(&[], TraceSpan::replaced_headers),
         connection: match exchange.request.upgrade {
-            true => Connection::Upgrade,
-            false => Connection::KeepAlive,
+            true => ConnectionHeader::Upgrade,
+            false => ConnectionHeader::KeepAlive,
         },
     }
 }
 
 /// The upstream from which a response arrives.
-enum Upstreamed<'a> {
+enum ResponseSource<'a> {
     Link(&'a LinkStream),
-    Http1(&'a mut Reader, Sharing),
-    Http2(Box<Awaited>),
+    Http1(&'a mut MessageReader, ConnectionSharing),
+    Http2(Box<PendingResponse>),
 }
 
 /// Returns the limit on pauses of the request's body. A gRPC call may pause as long as its server has nothing
 /// to send.
 fn silence_limit<'a>(
     session: &Session,
-    record: &'a Record<'a>,
+    record: &'a ExchangeRecord<'a>,
     is_call: bool,
     answered: &'a Cell<bool>,
-) -> Silence<'a> {
+) -> PauseLimit<'a> {
     match is_call {
-        true => Silence::OfStream(record),
+        true => PauseLimit::OfStream(record),
         false => {
-            Silence::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
+            PauseLimit::Bounded { limit: session.worker.config.limits.body_stall_timeout, answered }
         }
     }
 }
 
 /// True for a gRPC call, which requires HTTP/2.
-fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &Sink<'_>) -> bool {
+fn is_call(request: &Request<'_>, responder: &Responder<'_>, sink: &BodySink<'_>) -> bool {
     match (responder, sink) {
         (Responder::Http2 { grpc, .. }, _) => *grpc,
-        (_, Sink::Http2 { .. }) => request.is_grpc(),
+        (_, BodySink::Http2 { .. }) => request.is_grpc(),
         _ => false,
     }
+}
+
+/// Fails once the client has closed its connection.
+fn poll_client<T>(io: Option<&Io>, cx: &mut Context<'_>) -> Poll<Result<T, Reason>> {
+    let gone = io.filter(|io| io.poll_gone(cx).is_ready());
+    gone.map_or(Poll::Pending, |_| Poll::Ready(Err(Reason::DownstreamClosed)))
 }
 
 /// Runs both directions concurrently. Once the response is complete, the exchange is over, even if the
 /// request's body was not sent to its end. Returns true if the upstream connection is clean.
 async fn run_directions(
     exchange: &mut Exchange<'_, '_>,
-    mut sink: Sink<'_>,
-    sending: Sending,
-    upstream: Upstreamed<'_>,
+    mut sink: BodySink<'_>,
+    sending: RequestBodyState,
+    upstream: ResponseSource<'_>,
 ) -> Result<bool, Reason> {
-    let mut late = exchange.agree_within.map(|limit| Box::pin(sleep(limit)));
+    let mut late = exchange.upgrade_timeout.map(|limit| Box::pin(sleep(limit)));
     let Exchange {
         session, request, body, responder, record, progress, actions, cross_origin, ..
     } = exchange;
-    let (observer, keeps) = (exchange.observer.as_ref(), exchange.keeps.as_deref());
-    let (held, timed, trial) = (&exchange.held, exchange.timed.as_ref(), exchange.trial.as_ref());
-    let Progress { body_taken, kept_back, reset, .. } = progress;
+    let (observer, held) = (exchange.observer.as_ref(), exchange.held.as_deref());
+    let (timed, guard) = (exchange.timed_attempt.as_ref(), exchange.outcome_guard.as_ref());
+    let ExchangeProgress { body_taken, withheld_response, reset, .. } = progress;
     let (has_body, bears) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
     let (record, rules, worker) = (&*record, actions.as_deref(), &session.worker);
-    let retrying = (trial.map(Trial::upstream_cluster), &exchange.retrying);
-    let keep_back =
-        KeepBack::for_attempt(rules, worker, request, bears, held.as_deref(), kept_back, retrying);
+    let retry = (guard.map(OutcomeGuard::upstream_cluster), &exchange.retry_slot);
+    let response_filter =
+        ResponseFilter::for_attempt(rules, worker, request, bears, held, withheld_response, retry);
     let (started, is_call) = (exchange.started, is_call(request, responder, &sink));
-    let silence = silence_limit(session, record, is_call, started);
-    let (upgrade, sending) = (request.upgrade, Cell::new(sending));
-    let client = responder.client_connection();
+    let (upgrade, sending, io) =
+        (request.upgrade, Cell::new(sending), responder.client_connection());
     let mut send = pin!(async {
         *body_taken = has_body;
         let permitted = |section| trailers::permitted_section(session, actions.as_deref(), section);
-        let noted = Noted::for_request(&record.bytes_in, &permitted);
-        if sending.get() != Sending::UnderWay {
+        let noted = BodyRecorder::for_request(&record.bytes_in, &permitted);
+        if sending.get() != RequestBodyState::UnderWay {
             // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
             // the future small for other requests.
             let tunnel = tunnel::forward_client(body, &mut sink, session, &noted, &sending);
             return Box::pin(tunnel).await;
         }
+        let silence = silence_limit(session, record, is_call, started);
         forward_body(body, &mut sink, silence, &noted).await
     });
-    let mut reply = Reply {
+    let call = is_call.then_some(GrpcCall(&record.grpc));
+    let mut reply = ResponsePath {
         worker: &session.worker,
         answers: request.response_rules(),
         request,
         upgrade,
         edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
-        keeps,
-        keep_back,
+        affinity_field: exchange.affinity_field.as_deref(),
+        response_filter,
         observer,
-        trial,
-        timed,
+        outcome_guard: guard,
+        timed_attempt: timed,
         sending: &sending,
         responder,
-        given: Noted::for_response(&record.bytes_out, is_call.then_some(Call(&record.grpc))),
+        recorder: BodyRecorder::for_response(&record.bytes_out, call),
         record,
         started,
         reset,
@@ -323,50 +349,49 @@ async fn run_directions(
         if sending.get().is_under_way()
             && let Poll::Ready(sent) = send.as_mut().poll(cx)
         {
-            sending.set(Sending::after_body(sent, started.get(), observer, timed)?);
+            let state = RequestBodyState::after_body(sent, started.get(), observer, timed);
+            sending.set(state?);
         }
-        let held = sending.get() == Sending::Held;
+        let held = sending.get() == RequestBodyState::Held;
         if let Poll::Ready(received) = receive.as_mut().poll(cx) {
             return Poll::Ready(received);
         }
         if held && late.as_mut().is_some_and(|late| late.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Err(Reason::RequestTimeout));
         }
-        if held && sending.get() == Sending::Tunnel {
+        if held && sending.get() == RequestBodyState::Tunnel {
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        let is_watched = sending.get().is_watched(upgrade);
-        let gone = client.as_ref().filter(|io| is_watched && io.poll_gone(cx).is_ready());
-        gone.map_or(Poll::Pending, |_| Poll::Ready(Err(Reason::DownstreamClosed)))
+        poll_client(io.as_ref().filter(|_| sending.get().is_watched(upgrade)), cx)
     })
     .await?;
-    Ok(reusable && matches!(sending.get(), Sending::Whole | Sending::Held))
+    Ok(reusable && matches!(sending.get(), RequestBodyState::Whole | RequestBodyState::Held))
 }
 
 /// The response path of one exchange, and the records that it updates.
-struct Reply<'a, 'io> {
+struct ResponsePath<'a, 'io> {
     worker: &'a Worker,
-    answers: Answers,
+    answers: RequestKind,
     request: &'a Request<'a>,
     /// The client requested an upgrade.
     upgrade: bool,
     /// The response header edits of the selected rule, or of CORS.
     edits: Option<&'a FieldEdits>,
     /// A response field, with session persistence.
-    keeps: Option<&'a Named>,
+    affinity_field: Option<&'a ResponseField>,
     /// Decides if a response is withheld; `None` without a retry policy and without a buffered body.
-    keep_back: Option<KeepBack<'a>>,
+    response_filter: Option<ResponseFilter<'a>>,
     /// The observer notified when the response starts.
     observer: Option<&'a ResponseObserver>,
     /// The outcome guard of an endpoint with a circuit breaker or outlier detection.
-    trial: Option<&'a Trial>,
+    outcome_guard: Option<&'a OutcomeGuard>,
     /// The latency measurement of the endpoint.
-    timed: Option<&'a Timed>,
-    sending: &'a Cell<Sending>,
+    timed_attempt: Option<&'a TimedAttempt>,
+    sending: &'a Cell<RequestBodyState>,
     responder: &'a mut Responder<'io>,
-    given: Noted<'a>,
-    record: &'a Record<'a>,
+    recorder: BodyRecorder<'a>,
+    record: &'a ExchangeRecord<'a>,
     started: &'a Cell<bool>,
     /// The HTTP/2 code with which the upstream resets its stream.
     reset: &'a Cell<Option<ResetCode>>,
@@ -374,12 +399,12 @@ struct Reply<'a, 'io> {
 
 /// Forwards the response. Returns true if the upstream connection is clean.
 async fn receive_response(
-    upstream: Upstreamed<'_>,
-    reply: &mut Reply<'_, '_>,
+    upstream: ResponseSource<'_>,
+    reply: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
-    let mut allowance = Allowance::new();
+    let mut allowance = InterimBudget::new();
     match upstream {
-        Upstreamed::Link(stream) => loop {
+        ResponseSource::Link(stream) => loop {
             let arrived = stream.next().await.map_err(|lost| reply.loss_reason(lost, stream))?;
             // The link's state machine permits no frame before a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = arrived else {
@@ -399,8 +424,8 @@ async fn receive_response(
             let bytes = received.bytes;
             let source = match (end, head.tunnel) {
                 (true, _) => bodiless_source(&head)?,
-                (false, true) => Source::from_link(stream, BodyLength::UntilClose),
-                (false, false) => Source::from_link(stream, head.body),
+                (false, true) => BodySource::from_link(stream, BodyLength::UntilClose),
+                (false, false) => BodySource::from_link(stream, head.body),
             };
             let finished = reply.send_final(&bytes, &head, source).await;
             if finished.is_err() && reply.is_kept_back() {
@@ -408,8 +433,8 @@ async fn receive_response(
             }
             return finished.map(|()| true);
         },
-        Upstreamed::Http2(awaited) => receive_http2(awaited, reply).await,
-        Upstreamed::Http1(reader, sharing) => loop {
+        ResponseSource::Http2(awaited) => receive_http2(awaited, reply).await,
+        ResponseSource::Http1(reader, sharing) => loop {
             let mut head = reply.worker.response_heads.lend();
             let bytes = reader
                 .read_response(&mut head, reply.answers)
@@ -425,9 +450,9 @@ async fn receive_response(
                 return Err(Reason::UpstreamMalformed);
             }
             let may_serve_again = match sharing {
-                Sharing::Pooled => !head.authenticates_connection(&bytes),
-                Sharing::Pinned => true,
-                Sharing::PinnedAtSidecar => {
+                ConnectionSharing::Pooled => !head.authenticates_connection(&bytes),
+                ConnectionSharing::Pinned => true,
+                ConnectionSharing::PinnedAtSidecar => {
                     if let Some(reason) = rejection_over_http1(&bytes, &head) {
                         reply.record_rejection(reason)?;
                     }
@@ -437,7 +462,7 @@ async fn receive_response(
             let reusable =
                 head.keep_alive && head.body != BodyLength::UntilClose && may_serve_again;
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
-            let source = Source::from_http1(reader, length);
+            let source = BodySource::from_http1(reader, length);
             reply.send_final(&bytes, &head, source).await?;
             return Ok(reusable);
         },
@@ -446,8 +471,8 @@ async fn receive_response(
 
 /// Forwards the response of an HTTP/2 server.
 async fn receive_http2(
-    mut awaited: Box<Awaited>,
-    reply: &mut Reply<'_, '_>,
+    mut awaited: Box<PendingResponse>,
+    reply: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     loop {
         let mut head = reply.worker.response_heads.lend();
@@ -457,12 +482,12 @@ async fn receive_http2(
             unanswered.reason
         })?;
         let (mut parts, body) = match answer {
-            Http2Answer::Interim(bytes) => {
+            Http2ResponseHead::Interim(bytes) => {
                 parse_head(&mut head, &bytes, asked.0, asked.1, true)?;
                 awaited.collect_during(reply.send_interim(&bytes, &head)).await??;
                 continue;
             }
-            Http2Answer::Final(parts, body) => (parts, body),
+            Http2ResponseHead::Final(parts, body) => (parts, body),
         };
         let agreed = reply.upgrade && parts.status.is_success();
         let bytes = match agreed {
@@ -471,11 +496,11 @@ async fn receive_http2(
         };
         parse_head(&mut head, &bytes, asked.0, asked.1, false)?;
         let source = match (body.is_end_stream(), head.body) {
-            _ if head.tunnel => Source::Http2(Received::new(body)),
+            _ if head.tunnel => BodySource::Http2(ReceivedBody::new(body)),
             // Further bytes would be taken for the next response.
-            (_, BodyLength::Empty) => Source::Empty,
+            (_, BodyLength::Empty) => BodySource::Empty,
             (true, _) => bodiless_source(&head)?,
-            (false, _) => Source::Http2(Received::new(body)),
+            (false, _) => BodySource::Http2(ReceivedBody::new(body)),
         };
         if source.is_empty() && head.body == BodyLength::UntilClose {
             head.body = BodyLength::Known(0);
@@ -486,10 +511,10 @@ async fn receive_http2(
 }
 
 /// Rejects a head that declares a body but ends the stream.
-fn bodiless_source<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
+fn bodiless_source<'a>(head: &ResponseHead) -> Result<BodySource<'a>, Reason> {
     match head.body {
         BodyLength::Known(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
-        _ => Ok(Source::Empty),
+        _ => Ok(BodySource::Empty),
     }
 }
 
@@ -498,7 +523,7 @@ fn bodiless_source<'a>(head: &ResponseHead) -> Result<Source<'a>, Reason> {
 fn parse_head(
     head: &mut ResponseHead,
     bytes: &[u8],
-    answers: Answers,
+    answers: RequestKind,
     upgrade: bool,
     interim: bool,
 ) -> Result<(), Reason> {
@@ -514,7 +539,7 @@ fn parse_head(
     }
 }
 
-impl Reply<'_, '_> {
+impl ResponsePath<'_, '_> {
     async fn send_interim(&mut self, bytes: &[u8], head: &ResponseHead) -> Result<(), Reason> {
         self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
         self.responder.send_interim(bytes, head).await.map_err(|_| Reason::DownstreamClosed)
@@ -525,16 +550,18 @@ impl Reply<'_, '_> {
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
-        mut source: Source<'_>,
+        mut source: BodySource<'_>,
     ) -> Result<(), Reason> {
-        if let Some(timed) = self.timed {
-            timed.record_response(match self.given.call {
+        if let Some(timed_attempt) = self.timed_attempt {
+            timed_attempt.record_response(match self.recorder.call {
                 None => head.status,
                 Some(_) => grpc::stands_for(bytes, head),
             });
         }
-        let keep_back = self.keep_back.as_ref();
-        if keep_back.is_some_and(|keep_back| keep_back.withhold(bytes, head, self.observer)) {
+        let response_filter = self.response_filter.as_ref();
+        if response_filter
+            .is_some_and(|response_filter| response_filter.withhold(bytes, head, self.observer))
+        {
             // This reason is not reported.
             return Err(Reason::UpstreamReset);
         }
@@ -546,7 +573,7 @@ impl Reply<'_, '_> {
             connect::may_tell(self.request, bytes, head)?;
         }
         let sending = self.sending.get();
-        let waits = matches!(sending, Sending::UnderWay | Sending::Unwanted);
+        let waits = matches!(sending, RequestBodyState::UnderWay | RequestBodyState::Unwanted);
         if waits || self.worker.is_leaving() {
             // The rest of a request body is not awaited once the response has started.
             self.responder.close_after();
@@ -560,23 +587,25 @@ impl Reply<'_, '_> {
         let bodiless = source.is_empty();
         let mut sink = self
             .responder
-            .start(bytes, head, self.edits, self.keeps, bodiless)
+            .start(bytes, head, self.edits, self.affinity_field, bodiless)
             .map_err(|_| Reason::DownstreamClosed)?;
-        if bodiless && matches!(sink, Sink::Link { .. } | Sink::Http2 { .. }) {
-            if let Some(call) = self.given.call {
+        if bodiless && matches!(sink, BodySink::Link { .. } | BodySink::Http2 { .. }) {
+            if let Some(call) = self.recorder.call {
                 call.finish_response(bytes, head);
             }
             return Ok(());
         }
         let silence = match head.body {
-            BodyLength::Known(_) => Silence::Limited(self.worker.config.limits.body_stall_timeout),
+            BodyLength::Known(_) => {
+                PauseLimit::Limited(self.worker.config.limits.body_stall_timeout)
+            }
             // It may be an event stream, in which pauses of any length are normal.
             BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => {
-                Silence::OfStream(self.record)
+                PauseLimit::OfStream(self.record)
             }
         };
-        let pumped = forward_body(&mut source, &mut sink, silence, &self.given).await;
-        if let (Ok(()), Some(call)) = (&pumped, self.given.call) {
+        let pumped = forward_body(&mut source, &mut sink, silence, &self.recorder).await;
+        if let (Ok(()), Some(call)) = (&pumped, self.recorder.call) {
             call.finish_response(bytes, head);
         }
         pumped.map_err(|broken| self.failure_reason(&broken))
@@ -585,7 +614,7 @@ impl Reply<'_, '_> {
     /// True if this response is withheld and another attempt follows.
     #[cold]
     fn is_kept_back(&self) -> bool {
-        self.keep_back.as_ref().is_some_and(KeepBack::has_kept)
+        self.response_filter.as_ref().is_some_and(ResponseFilter::has_kept)
     }
 
     /// Records that the peer's sidecar rejected the request, so that the response is not the application's. An
@@ -593,19 +622,20 @@ impl Reply<'_, '_> {
     #[cold]
     fn record_rejection(&mut self, reason: Reason) -> Result<(), Reason> {
         self.record.head.rejection.set(Some(reason));
-        if let Some(trial) = self.trial {
-            trial.record_rejection(reason);
+        if let Some(outcome_guard) = self.outcome_guard {
+            outcome_guard.record_rejection(reason);
         }
         let is_whole = self.request.head.body == BodyLength::Empty;
         if reason == Reason::UnknownService && is_whole { Err(reason) } else { Ok(()) }
     }
 
     #[cold]
-    fn loss_reason(&self, lost: Lost, stream: &LinkStream) -> Reason {
-        if let Lost::Http2(code) = lost {
+    fn loss_reason(&self, lost: StreamLoss, stream: &LinkStream) -> Reason {
+        if let StreamLoss::Http2(code) = lost {
             self.reset.set(Some(code));
         }
-        let reported = (lost == Lost::Unreachable).then(|| stream.unreachable_for()).flatten();
+        let reported =
+            (lost == StreamLoss::Unreachable).then(|| stream.unreachable_for()).flatten();
         reported.unwrap_or_else(|| lost_reason(lost))
     }
 }

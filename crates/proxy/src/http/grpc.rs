@@ -20,9 +20,9 @@ pub(crate) fn is_call(content_type: &[u8]) -> bool {
 
 /// The status of a call, as soon as it is known.
 #[derive(Clone, Copy)]
-pub(crate) struct Call<'a>(pub(crate) &'a Cell<Option<GrpcStatus>>);
+pub(crate) struct GrpcCall<'a>(pub(crate) &'a Cell<Option<GrpcStatus>>);
 
-impl Call<'_> {
+impl GrpcCall<'_> {
     /// Reads the status from the trailers of the response.
     pub(crate) fn record_trailers(self, section: &[u8]) {
         let mut lines = section.split(|byte| *byte == b'\n');
@@ -153,9 +153,9 @@ mod tests {
     fn trailers_tell_before_the_head_does() {
         let answered = |head: &str, trailers: &str| {
             let mut parsed = ResponseHead::default();
-            parsed.parse(head.as_bytes(), leno_wire::http1::Answers::Other).unwrap();
+            parsed.parse(head.as_bytes(), leno_wire::http1::RequestKind::Other).unwrap();
             let status = Cell::new(None);
-            let call = Call(&status);
+            let call = GrpcCall(&status);
             call.record_trailers(trailers.as_bytes());
             call.finish_response(head.as_bytes(), &parsed);
             status.get()

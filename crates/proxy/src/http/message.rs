@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use leno_wire::http1::{
-    Answers, HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, ResponseHead, mend_response,
+    HEAD_BYTES_MAX, Malformed, Parsed, RequestHead, RequestKind, ResponseHead, mend_response,
 };
 use leno_wire::link::ResetCode;
 
-use crate::buffers::{self, Size};
+use crate::buffers::{self, BufferSize};
 use crate::io::Io;
 use crate::max_wait::poll_within;
 
 /// The read half, with the bytes received after the last message.
-pub(crate) struct Reader {
+pub(crate) struct MessageReader {
     pub(crate) io: Io,
     pub(crate) buffer: BytesMut,
     /// The peer is an application without a sidecar of its own: its responses are parsed as leniently as RFC
@@ -25,7 +25,7 @@ pub(crate) struct Reader {
 }
 
 /// The write half, with pending output.
-pub(crate) struct Writer {
+pub(crate) struct MessageWriter {
     pub(crate) io: Io,
     buffer: BytesMut,
     /// The time after which a peer that takes no pending output counts as stalled.
@@ -53,7 +53,7 @@ pub(crate) enum ReadError {
     Malformed(#[from] Malformed),
 }
 
-impl Reader {
+impl MessageReader {
     pub(crate) fn new(io: Io) -> Self {
         Self { io, buffer: BytesMut::new(), is_tolerant: false }
     }
@@ -96,7 +96,7 @@ impl Reader {
         }
     }
 
-    /// Reads until a request head is complete or malformed. It stays in the buffer, for [`Reader::request`];
+    /// Reads until a request head is complete or malformed. It stays in the buffer, for [`MessageReader::request`];
     /// `head` is used for parsing only.
     pub(crate) async fn whole_request(&mut self, head: &mut RequestHead) {
         if !matches!(self.wait_for_message().await, Ok(true)) {
@@ -113,7 +113,7 @@ impl Reader {
     pub(crate) async fn read_response(
         &mut self,
         head: &mut ResponseHead,
-        answers: Answers,
+        answers: RequestKind,
     ) -> Result<Bytes, ReadError> {
         loop {
             match head.parse(&self.buffer, answers) {
@@ -133,7 +133,7 @@ impl Reader {
 
     /// Parses a head with deviations that recipients may accept.
     #[cold]
-    fn parse_leniently(&mut self, head: &mut ResponseHead, answers: Answers) -> Option<Bytes> {
+    fn parse_leniently(&mut self, head: &mut ResponseHead, answers: RequestKind) -> Option<Bytes> {
         let mended = Some(&self.buffer).filter(|_| self.is_tolerant);
         let mended = mended.and_then(|bytes| mend_response(bytes))?;
         let whole = Ok(Parsed::Complete(mended.head.len()));
@@ -174,7 +174,7 @@ fn begins_http2(bytes: &[u8]) -> bool {
     u16::from_be_bytes([*high, *low]) % 6 == 0
 }
 
-impl Writer {
+impl MessageWriter {
     /// `max_wait`: the time after which a peer that takes no pending output counts as stalled.
     pub(crate) fn new(io: Io, max_wait: Duration) -> Self {
         Self { io, buffer: BytesMut::new(), max_wait }
@@ -182,7 +182,7 @@ impl Writer {
 
     /// Returns the buffer for further output.
     pub(crate) fn output_buffer(&mut self) -> &mut BytesMut {
-        buffers::ensure_capacity(&mut self.buffer, Size::Message);
+        buffers::ensure_capacity(&mut self.buffer, BufferSize::Message);
         &mut self.buffer
     }
 
@@ -214,7 +214,7 @@ impl Writer {
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.buffer.is_empty() || self.io.is_unflushed() {
             ready!(self.io.poll_write_all(cx, &mut self.buffer))?;
-            buffers::return_buffer(&mut self.buffer, Size::Message);
+            buffers::return_buffer(&mut self.buffer, BufferSize::Message);
         }
         Poll::Ready(Ok(()))
     }

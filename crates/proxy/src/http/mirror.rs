@@ -12,21 +12,21 @@ use bytes::{Bytes, BytesMut};
 use leno_model::{Reason, WeightedBackend};
 use leno_telemetry::Count;
 use leno_traffic::fault::is_drawn;
-use leno_traffic::outlier::Ending;
-use leno_wire::http1::{Answers, Parsed, ResponseHead};
+use leno_traffic::outlier::EndpointResult;
+use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
 
-use super::body::{Piece, send_data};
-use super::route::{Bound, permitted_endpoints};
+use super::body::{BodyPiece, send_data};
+use super::route::{ResolvedRoute, permitted_endpoints};
+use crate::config_store::ConfigSnapshot;
 use crate::error::lost_reason;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::pick::pick_endpoint;
-use crate::upstream::{Checkout, Wait};
+use crate::upstream::{Checkout, ConnectWait};
 use crate::worker::Worker;
-use crate::world::ConfigSnapshot;
 
 /// Copies of one request, before they are sent.
-pub(crate) struct Copies {
+pub(crate) struct PendingMirrors {
     worker: Rc<Worker>,
     config: Arc<ConfigSnapshot>,
     to: Vec<WeightedBackend>,
@@ -34,12 +34,15 @@ pub(crate) struct Copies {
 }
 
 /// Selects the services that receive a copy of this request, by their percentages.
-pub(crate) fn select_mirrors(worker: &Worker, bound: &Bound) -> Vec<WeightedBackend> {
-    let mirrors = bound.actions.iter().flat_map(|actions| &actions.mirrors);
+pub(crate) fn select_mirrors(
+    worker: &Worker,
+    resolved_route: &ResolvedRoute,
+) -> Vec<WeightedBackend> {
+    let mirrors = resolved_route.actions.iter().flat_map(|actions| &actions.mirrors);
     mirrors.filter(|mirror| is_drawn(mirror.weight, worker.random_number())).cloned().collect()
 }
 
-impl Copies {
+impl PendingMirrors {
     /// Creates the copies of a request with this head.
     pub(crate) fn new(
         worker: &Rc<Worker>,
@@ -52,14 +55,15 @@ impl Copies {
     }
 
     /// Sends the copies with this body; `None` if it is incomplete, or too large to buffer.
-    pub(crate) fn send_all(mut self, body: Option<Vec<Piece>>) {
+    pub(crate) fn send_all(mut self, body: Option<Vec<BodyPiece>>) {
         for backend in std::mem::take(&mut self.to) {
             let shard = &self.worker.shard;
-            let Some(place) = Place::try_acquire(&self.worker).filter(|_| body.is_some()) else {
+            let Some(place) = MirrorPermit::try_acquire(&self.worker).filter(|_| body.is_some())
+            else {
                 shard.add(Count::MirrorsDropped, 1);
                 continue;
             };
-            let copy = Copy {
+            let copy = MirroredRequest {
                 worker: self.worker.clone(),
                 config: self.config.clone(),
                 backend,
@@ -83,7 +87,7 @@ impl Copies {
     }
 }
 
-impl Drop for Copies {
+impl Drop for PendingMirrors {
     /// Counts the copies that were dropped because the request ended before its body was complete.
     fn drop(&mut self) {
         if !self.to.is_empty() {
@@ -93,9 +97,9 @@ impl Drop for Copies {
 }
 
 /// A permit for a copy in flight, held until dropped.
-struct Place(Rc<Cell<usize>>);
+struct MirrorPermit(Rc<Cell<usize>>);
 
-impl Place {
+impl MirrorPermit {
     fn try_acquire(worker: &Worker) -> Option<Self> {
         let taken = worker.mirrors.get();
         (taken < UNDER_WAY_MAX).then(|| {
@@ -105,22 +109,22 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MirrorPermit {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
 }
 
 /// A copy of a request.
-struct Copy {
+struct MirroredRequest {
     worker: Rc<Worker>,
     config: Arc<ConfigSnapshot>,
     backend: WeightedBackend,
     head: Bytes,
-    body: Vec<Piece>,
+    body: Vec<BodyPiece>,
 }
 
-impl Copy {
+impl MirroredRequest {
     async fn send_copy(self) -> Result<(), Reason> {
         let Self { worker, config, backend, head, body } = self;
         let service = config.plans.service(&backend.service);
@@ -134,12 +138,12 @@ impl Copy {
             return Err(Reason::Unsupported);
         }
         // The limits on requests apply to copies, and the results of copies count for outlier detection.
-        let trial = match &cluster {
+        let outcome_guard = match &cluster {
             None => None,
             Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests))?),
         };
         let _under_way = upstream.start_request();
-        let checkout = upstream.acquire(&worker, None, Wait::Whole);
+        let checkout = upstream.acquire(&worker, None, ConnectWait::Whole);
         let checkout = match &cluster {
             None => checkout.await,
             Some(cluster) => cluster.wait_for_connection(checkout).await,
@@ -157,12 +161,12 @@ impl Copy {
             Ok(Checkout::Http1(_) | Checkout::Http2(_)) => return Err(Reason::Unsupported),
             Err(reason) => Err(reason),
         };
-        if let Some(trial) = trial {
-            trial.finish(
+        if let Some(outcome_guard) = outcome_guard {
+            outcome_guard.finish(
                 &worker,
                 match outcome {
-                    Ok(status) => Ending::Answered { status, grpc: None },
-                    Err(reason) => Ending::Broken(reason),
+                    Ok(status) => EndpointResult::Response { status, grpc: None },
+                    Err(reason) => EndpointResult::Failed(reason),
                 },
             );
         }
@@ -175,7 +179,7 @@ async fn exchange_copy(
     worker: &Worker,
     link: &LinkHandle,
     head: &[u8],
-    body: Vec<Piece>,
+    body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
     let stream = send_whole(worker, link, head, body).await?;
     discard_response(&stream).await
@@ -186,7 +190,7 @@ pub(crate) async fn send_whole(
     worker: &Worker,
     link: &LinkHandle,
     head: &[u8],
-    body: Vec<Piece>,
+    body: Vec<BodyPiece>,
 ) -> Result<LinkStream, Reason> {
     let max_wait = worker.config.limits.connect_timeout;
     link.wait_uncongested(max_wait).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
@@ -202,17 +206,17 @@ pub(crate) async fn send_whole(
 
 async fn send_body(
     stream: &LinkStream,
-    body: Vec<Piece>,
+    body: Vec<BodyPiece>,
     max_wait: Duration,
 ) -> Result<(), Reason> {
     let mut rest = body.len();
     for piece in body {
         rest -= 1;
         match piece {
-            Piece::Data(data) => send_data(stream, data, rest == 0, max_wait)
+            BodyPiece::Data(data) => send_data(stream, data, rest == 0, max_wait)
                 .await
                 .map_err(|_| Reason::UpstreamReset)?,
-            Piece::Trailers(trailers) => {
+            BodyPiece::Trailers(trailers) => {
                 stream.send_trailers(&trailers).map_err(lost_reason)?;
             }
         }
@@ -245,7 +249,7 @@ pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason>
 fn parse_rejection(bytes: Bytes) -> Reason {
     let mut head = ResponseHead::default();
     let received = ReceivedHead { bytes, rejected: true };
-    match head.parse(&received.bytes, Answers::Other) {
+    match head.parse(&received.bytes, RequestKind::Other) {
         Ok(Parsed::Complete(_)) => received.rejection_reason(&head),
         Ok(Parsed::Partial) | Err(_) => None,
     }

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{AddressEntry, Egress, Name, Reason, ServiceName};
-use leno_traffic::{Way, outside_rejection};
+use leno_traffic::{EgressDecision, outside_rejection};
 
-use super::request::{Aim, Request};
-use super::route::{self, Bound, Destination};
+use super::request::{ParsedTarget, Request};
+use super::route::{self, Destination, ResolvedRoute};
 use crate::session::Session;
 use crate::upstream::Application;
 
@@ -19,13 +19,13 @@ pub(crate) fn route_outside(
     session: &Session,
     at: SocketAddr,
     request: &Request<'_>,
-    aim: &Aim<'_>,
-) -> Result<Bound, Reason> {
-    let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
+    request_target: &ParsedTarget<'_>,
+) -> Result<ResolvedRoute, Reason> {
+    let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
     let plans = &config.plans;
-    if plans.snapshot.plan.egress == Egress::Deny
-        && plans.egress_rules.permission_for(at) != Way::Open
-        && plans.egress_rules.by_request(at, &request.request_view(aim)).is_none()
+    if plans.snapshot.config.egress == Egress::Deny
+        && plans.egress_rules.permission_for(at) != EgressDecision::Allowed
+        && plans.egress_rules.by_request(at, &request.request_view(request_target)).is_none()
     {
         return Err(Reason::EgressDenied);
     }
@@ -35,11 +35,11 @@ pub(crate) fn route_outside(
         None => Rc::new(Application::outside_mesh(at)),
     };
     *known = Some(there.clone());
-    Ok(Bound::to_destination(Arc::clone(&config), Destination::Application(there)))
+    Ok(ResolvedRoute::to_destination(Arc::clone(&config), Destination::Application(there)))
 }
 
 /// The destination that a client of the HTTP proxy names.
-pub(crate) enum Named {
+pub(crate) enum NamedDestination {
     Service(ServiceName, u16),
     /// An address outside the mesh.
     Outside(SocketAddr),
@@ -52,7 +52,10 @@ pub(crate) enum Named {
 /// `unknown-service` for a service that does not exist, and for a host without an address; `egress-denied` if
 /// no rule permits requests to the host. A name of two labels, such as `example.com`, is a host unless its
 /// second label is a known namespace.
-pub(crate) async fn resolve_authority(session: &Session, authority: &str) -> Result<Named, Reason> {
+pub(crate) async fn resolve_authority(
+    session: &Session,
+    authority: &str,
+) -> Result<NamedDestination, Reason> {
     let worker = &session.worker;
     let (host, port) = host_and_port(authority)?;
     let service = match host.eq_ignore_ascii_case("localhost") {
@@ -63,19 +66,19 @@ pub(crate) async fn resolve_authority(session: &Session, authority: &str) -> Res
     match &service {
         Ok((service, port)) => {
             let max_wait = worker.config.limits.discovery_timeout;
-            match worker.world.with_service(service, max_wait).await {
+            match worker.config_store.with_service(service, max_wait).await {
                 Err(Reason::UnknownService) => {}
                 // Other failures are reported when the request is routed to the service.
-                Ok(_) | Err(_) => return Ok(Named::Service(service.clone(), *port)),
+                Ok(_) | Err(_) => return Ok(NamedDestination::Service(service.clone(), *port)),
             }
         }
         Err(Reason::UnknownService) => {}
         Err(reason) => return Err(*reason),
     }
     let may_leave = {
-        let config = worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
+        let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
         let plans = &config.plans;
-        plans.snapshot.plan.egress == Egress::Allow || plans.egress_rules.may_lead_to(port)
+        plans.snapshot.config.egress == Egress::Allow || plans.egress_rules.may_lead_to(port)
     };
     let named = service.as_ref().ok().map(|(service, _)| service);
     let knows = |namespace: &Name| knows_namespace(session, namespace);
@@ -90,15 +93,15 @@ pub(crate) async fn resolve_authority(session: &Session, authority: &str) -> Res
 
 /// Returns the destination at a resolved address: a member of the mesh is reached in the same way as by name,
 /// or not at all, and never in plaintext. Loopback is the client's own machine.
-async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, Reason> {
+async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<NamedDestination, Reason> {
     let worker = &session.worker;
     if at.ip().is_loopback() {
-        return Ok(Named::Outside(at));
+        return Ok(NamedDestination::Outside(at));
     }
     let max_wait = worker.config.limits.discovery_timeout;
-    match &*worker.world.address_entry(at.ip(), max_wait).await? {
-        AddressEntry::Outside => Ok(Named::Outside(at)),
-        AddressEntry::Service(service) => Ok(Named::Service(service.clone(), at.port())),
+    match &*worker.config_store.address_entry(at.ip(), max_wait).await? {
+        AddressEntry::External => Ok(NamedDestination::Outside(at)),
+        AddressEntry::Service(service) => Ok(NamedDestination::Service(service.clone(), at.port())),
         AddressEntry::Workload { .. } => Err(Reason::UnknownService),
     }
 }
@@ -107,9 +110,9 @@ async fn member_or_outside(session: &Session, at: SocketAddr) -> Result<Named, R
 /// mistake.
 #[cold]
 fn knows_namespace(session: &Session, namespace: &Name) -> bool {
-    let Some(config) = session.worker.world.current_config() else { return true };
+    let Some(config) = session.worker.config_store.current_config() else { return true };
     let plans = &config.plans;
-    *namespace == plans.snapshot.plan.workload.namespace
+    *namespace == plans.snapshot.config.workload.namespace
         || plans.services.keys().any(|known| known.namespace == *namespace)
 }
 

@@ -5,13 +5,13 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use super::body::{Piece, Source};
+use super::body::{BodyPiece, BodySource};
 use super::message::ReadError;
 
 /// The buffered pieces of a body, shared with the code that sends it again.
 #[derive(Default)]
-pub(crate) struct Hold {
-    pieces: RefCell<Vec<Piece>>,
+pub(crate) struct ReplayBuffer {
+    pieces: RefCell<Vec<BodyPiece>>,
     is_lost: Cell<bool>,
     is_whole: Cell<bool>,
     /// The body is buffered until the end of the request, whether or not it is sent again.
@@ -20,7 +20,7 @@ pub(crate) struct Hold {
     next: Cell<usize>,
 }
 
-impl Hold {
+impl ReplayBuffer {
     /// True if a part of the body is no longer available.
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.get()
@@ -54,7 +54,7 @@ impl Hold {
 
     /// Waits for the complete body; `None` if it cannot be buffered. The caller runs in the task that reads the
     /// body, and is polled whenever more of it arrives.
-    pub(crate) async fn wait_for_body(&self) -> Option<Vec<Piece>> {
+    pub(crate) async fn wait_for_body(&self) -> Option<Vec<BodyPiece>> {
         poll_fn(|_| match (self.is_lost.get(), self.whole_body()) {
             (true, _) => Poll::Ready(None),
             (false, Some(pieces)) => Poll::Ready(Some(pieces)),
@@ -64,21 +64,21 @@ impl Hold {
     }
 
     /// Returns all pieces, if they are the complete body.
-    pub(crate) fn whole_body(&self) -> Option<Vec<Piece>> {
+    pub(crate) fn whole_body(&self) -> Option<Vec<BodyPiece>> {
         (self.is_whole.get() && !self.is_lost.get()).then(|| self.pieces.borrow().clone())
     }
 }
 
 /// A source with its first pieces buffered, up to [`KEPT_BYTES_MAX`].
-pub(crate) struct Kept<'a> {
-    source: Source<'a>,
-    hold: Rc<Hold>,
+pub(crate) struct ReplaySource<'a> {
+    source: BodySource<'a>,
+    hold: Rc<ReplayBuffer>,
     bytes: usize,
 }
 
-impl<'a> Kept<'a> {
+impl<'a> ReplaySource<'a> {
     /// Buffers the pieces of a source in `hold`.
-    pub(crate) fn new(source: Source<'a>, hold: Rc<Hold>) -> Self {
+    pub(crate) fn new(source: BodySource<'a>, hold: Rc<ReplayBuffer>) -> Self {
         #[cfg(test)]
         HOLDS.with_borrow_mut(|holds| holds.push(Rc::downgrade(&hold)));
         Self { source, hold, bytes: 0 }
@@ -96,7 +96,7 @@ impl<'a> Kept<'a> {
     }
 
     /// Returns all pieces, if they are the complete body.
-    pub(crate) fn whole_body(&self) -> Option<Vec<Piece>> {
+    pub(crate) fn whole_body(&self) -> Option<Vec<BodyPiece>> {
         self.hold.whole_body()
     }
 
@@ -113,7 +113,7 @@ impl<'a> Kept<'a> {
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Piece>, ReadError>> {
+    ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         let next = self.hold.next.get();
         let kept = self.hold.pieces.borrow().get(next).cloned();
         if let Some(piece) = kept {
@@ -124,7 +124,7 @@ impl<'a> Kept<'a> {
         let next = ready!(self.source.poll_next(cx))?;
         if let Some(piece) = next.as_ref().filter(|_| !self.hold.is_lost()) {
             let mut pieces = self.hold.pieces.borrow_mut();
-            let (Piece::Data(bytes) | Piece::Trailers(bytes)) = piece;
+            let (BodyPiece::Data(bytes) | BodyPiece::Trailers(bytes)) = piece;
             self.bytes = self.bytes.saturating_add(bytes.len());
             if self.bytes > KEPT_BYTES_MAX || pieces.len() == KEPT_PIECES_MAX {
                 self.hold.is_lost.set(true);
@@ -142,13 +142,14 @@ impl<'a> Kept<'a> {
 
 #[cfg(test)]
 thread_local! {
-    static HOLDS: RefCell<Vec<std::rc::Weak<Hold>>> = const { RefCell::new(Vec::new()) };
+    static HOLDS: RefCell<Vec<std::rc::Weak<ReplayBuffer>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the number of buffered pieces of all requests of this thread.
 #[cfg(test)]
 pub(crate) fn pieces_kept() -> usize {
-    let pieces = |hold: &std::rc::Weak<Hold>| hold.upgrade().map(|it| it.pieces.borrow().len());
+    let pieces =
+        |hold: &std::rc::Weak<ReplayBuffer>| hold.upgrade().map(|it| it.pieces.borrow().len());
     HOLDS.with_borrow(|holds| holds.iter().filter_map(pieces).sum())
 }
 

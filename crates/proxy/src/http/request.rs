@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use leno_model::{HeaderEdits, Reason, Upgrades};
-use leno_traffic::{Fields, RequestView, is_similar_name};
-use leno_wire::http1::{Answers, RequestHead, Span, Target};
+use leno_traffic::{HeaderLookup, RequestView, is_similar_name};
+use leno_wire::http1::{ByteSpan, RequestHead, RequestKind, RequestTarget};
 
 /// A request's head, as received.
 pub(crate) struct Request<'a> {
@@ -28,7 +28,7 @@ pub(crate) fn may_upgrade(upgrades: &Upgrades, head: &RequestHead, bytes: &[u8])
 }
 
 /// The request target, parsed once.
-pub(crate) struct Aim<'a> {
+pub(crate) struct ParsedTarget<'a> {
     pub(crate) method: &'a str,
     /// The authority of an absolute target, else the `Host` field.
     pub(crate) authority: &'a str,
@@ -50,7 +50,7 @@ impl Request<'_> {
     }
 
     /// Returns the rules that delimit the body of its response.
-    pub(crate) fn response_rules(&self) -> Answers {
+    pub(crate) fn response_rules(&self) -> RequestKind {
         response_rules_for(self.head.method.slice_in(&self.bytes))
     }
 
@@ -59,10 +59,10 @@ impl Request<'_> {
     /// # Errors
     /// `bad-request` for a form that the method does not permit (RFC 9112 §3.2), and `unsupported` for an
     /// absolute target with another scheme than `http`.
-    pub(crate) fn parse_target(&self) -> Result<Aim<'_>, Reason> {
+    pub(crate) fn parse_target(&self) -> Result<ParsedTarget<'_>, Reason> {
         let method = self.head.method.slice_in(&self.bytes);
         let host = || ascii_text(self.head.host.map_or(&[][..], |host| host.slice_in(&self.bytes)));
-        let aim = |authority, path, query, origin| Aim {
+        let request_target = |authority, path, query, origin| ParsedTarget {
             method: method_text(method),
             authority,
             path,
@@ -70,32 +70,37 @@ impl Request<'_> {
             origin,
         };
         match self.head.parsed_target(&self.bytes).map_err(|_| Reason::BadRequest)? {
-            Target::Origin { path, query } => {
+            RequestTarget::Origin { path, query } => {
                 let beginning = self.head_text();
                 let text = |at, part| head_part(beginning, at, part);
-                let Span { start, end } = self.head.target;
+                let ByteSpan { start, end } = self.head.target;
                 let authority = self
                     .head
                     .host
                     .map(|host| text(host.start as usize, host.slice_in(&self.bytes)));
                 let query = query.map(|query| text(end as usize - query.len(), query));
-                Ok(aim(authority.unwrap_or_default(), text(start as usize, path), query, None))
+                Ok(request_target(
+                    authority.unwrap_or_default(),
+                    text(start as usize, path),
+                    query,
+                    None,
+                ))
             }
-            Target::Absolute { scheme, .. } if !scheme.eq_ignore_ascii_case(b"http") => {
+            RequestTarget::Absolute { scheme, .. } if !scheme.eq_ignore_ascii_case(b"http") => {
                 Err(Reason::Unsupported)
             }
-            Target::Absolute { authority, path, query, .. } => {
+            RequestTarget::Absolute { authority, path, query, .. } => {
                 Ok(self.absolute_target(authority, path, query))
             }
-            Target::Asterisk => Ok(aim(host(), "*", None, None)),
-            Target::Authority { .. } => Err(Reason::Unsupported),
+            RequestTarget::Asterisk => Ok(request_target(host(), "*", None, None)),
+            RequestTarget::Authority { .. } => Err(Reason::Unsupported),
         }
     }
 
     /// Parses the target, with any scheme if it is absolute.
-    pub(crate) fn aim_of_any_scheme(&self) -> Result<Aim<'_>, Reason> {
+    pub(crate) fn aim_of_any_scheme(&self) -> Result<ParsedTarget<'_>, Reason> {
         self.parse_target().or_else(|reason| match self.head.parsed_target(&self.bytes) {
-            Ok(Target::Absolute { authority, path, query, .. }) => {
+            Ok(RequestTarget::Absolute { authority, path, query, .. }) => {
                 Ok(self.absolute_target(authority, path, query))
             }
             Ok(_) | Err(_) => Err(reason),
@@ -107,7 +112,7 @@ impl Request<'_> {
         authority: &'b [u8],
         path: &'b [u8],
         query: Option<&'b [u8]>,
-    ) -> Aim<'b> {
+    ) -> ParsedTarget<'b> {
         let method = self.head.method.slice_in(&self.bytes);
         let (path, query) = (ascii_text(path), query.map(ascii_text));
         // RFC 9112 §3.2.4: an OPTIONS request without path or query is sent as `*`.
@@ -122,7 +127,7 @@ impl Request<'_> {
         };
         let path = if path.is_empty() { "/" } else { path };
         let (method, authority) = (method_text(method), ascii_text(authority));
-        Aim { method, authority, path, query, origin: Some(shown) }
+        ParsedTarget { method, authority, path, query, origin: Some(shown) }
     }
 
     /// Returns the head up to the end of its host, if that is valid UTF-8 and short. One check costs less than
@@ -152,18 +157,18 @@ impl Request<'_> {
     }
 
     /// Returns the request as rules see it.
-    pub(crate) fn request_view<'b>(&'b self, aim: &Aim<'b>) -> RequestView<'b> {
+    pub(crate) fn request_view<'b>(&'b self, request_target: &ParsedTarget<'b>) -> RequestView<'b> {
         RequestView {
-            method: aim.method,
-            path: aim.path,
-            query: aim.query,
-            authority: aim.authority,
+            method: request_target.method,
+            path: request_target.path,
+            query: request_target.query,
+            authority: request_target.authority,
             fields: self,
         }
     }
 }
 
-impl Fields for Request<'_> {
+impl HeaderLookup for Request<'_> {
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
         join_values(self.head.find(&self.bytes, name))
     }
@@ -189,11 +194,11 @@ fn join_values<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str
 }
 
 /// Returns the rules that delimit the response to `method` (RFC 9112 §6.3).
-pub(crate) fn response_rules_for(method: &[u8]) -> Answers {
+pub(crate) fn response_rules_for(method: &[u8]) -> RequestKind {
     match method {
-        b"HEAD" => Answers::Head,
-        b"CONNECT" => Answers::Connect,
-        _ => Answers::Other,
+        b"HEAD" => RequestKind::Head,
+        b"CONNECT" => RequestKind::Connect,
+        _ => RequestKind::Other,
     }
 }
 

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use leno_traffic::FieldEdits;
 use leno_wire::http1::{
-    BodyLength, Connection, Framing, ResponseEdits, ResponseHead, Version, write_response,
+    BodyLength, ConnectionHeader, Framing, Http1Version, ResponseEdits, ResponseHead,
+    write_response,
 };
 
-use super::body::Sink;
-use super::date::{self, Stamp};
-use super::exchange::Named;
-use super::message::Writer;
-use crate::http2::stream::Reply;
+use super::body::BodySink;
+use super::date::{self, DateText};
+use super::exchange::ResponseField;
+use super::message::MessageWriter;
+use crate::http2::stream::Http2Response;
 use crate::io::Io;
 use crate::link::LinkStream;
 
@@ -19,9 +20,9 @@ use crate::link::LinkStream;
 pub(crate) enum Responder<'a> {
     /// An HTTP/1.1 connection.
     Http1 {
-        writer: &'a mut Writer,
+        writer: &'a mut MessageWriter,
         /// The client's version: HTTP/1.0 clients receive no chunks and no interim responses.
-        version: Version,
+        version: Http1Version,
         /// True if the connection may serve another request afterwards.
         keep_alive: bool,
     },
@@ -29,7 +30,7 @@ pub(crate) enum Responder<'a> {
     /// stalled.
     Link { stream: &'a LinkStream, max_wait: Duration },
     /// An HTTP/2 stream. `grpc`: the client expects `grpc-status`.
-    Http2 { reply: Reply, max_wait: Duration, grpc: bool },
+    Http2 { reply: Http2Response, max_wait: Duration, grpc: bool },
 }
 
 /// The client is gone.
@@ -64,15 +65,15 @@ impl Responder<'_> {
     ) -> Result<(), ClientGone> {
         match self {
             // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
-            Self::Http1 { version: Version::Http10, .. } => Ok(()),
+            Self::Http1 { version: Http1Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let edits = response_edits(None, Framing::Outside, Connection::KeepAlive);
+                let edits = response_edits(None, Framing::Outside, ConnectionHeader::KeepAlive);
                 write_response(bytes, head, &edits, writer.output_buffer());
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { reply, .. } => reply.send_interim(bytes, head),
             Self::Link { stream, .. } => {
-                let edits = response_edits(None, Framing::Outside, Connection::KeepAlive);
+                let edits = response_edits(None, Framing::Outside, ConnectionHeader::KeepAlive);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
@@ -84,7 +85,7 @@ impl Responder<'_> {
     /// room.
     pub(crate) async fn ask_for_body(&mut self) -> Result<(), ClientGone> {
         match self {
-            Self::Http1 { version: Version::Http10, .. } => Ok(()),
+            Self::Http1 { version: Http1Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
                 writer.output_buffer().extend_from_slice(CONTINUE);
                 writer.flush().await.map_err(|_| ClientGone)
@@ -108,11 +109,11 @@ impl Responder<'_> {
         bytes: &[u8],
         head: &ResponseHead,
         rule: Option<&FieldEdits>,
-        more: Option<&Named>,
+        more: Option<&ResponseField>,
         bodiless: bool,
-    ) -> Result<Sink<'_>, ClientGone> {
+    ) -> Result<BodySink<'_>, ClientGone> {
         let date = date::missing_date(bytes, head).filter(|_| !rule.is_some_and(removes_date));
-        let date = date.as_ref().map(|date: &Stamp| [("date", &date[..])]);
+        let date = date.as_ref().map(|date: &DateText| [("date", &date[..])]);
         let date: &[(&str, &[u8])] = date.as_ref().map_or(&[], |date| date);
         let both;
         let add = match more {
@@ -130,27 +131,30 @@ impl Responder<'_> {
                 let endless = framing == Framing::Outside || head.tunnel;
                 *keep_alive &= !endless;
                 let connection = match (head.tunnel, *keep_alive) {
-                    (true, _) => Connection::Upgrade,
-                    (false, true) => Connection::KeepAlive,
-                    (false, false) => Connection::Close,
+                    (true, _) => ConnectionHeader::Upgrade,
+                    (false, true) => ConnectionHeader::KeepAlive,
+                    (false, false) => ConnectionHeader::Close,
                 };
                 let edits = ResponseEdits { add, ..response_edits(rule, framing, connection) };
                 write_response(bytes, head, &edits, writer.output_buffer());
-                Ok(Sink::Http1 { writer, chunked: framing == Framing::Chunked })
+                Ok(BodySink::Http1 { writer, chunked: framing == Framing::Chunked })
             }
             Self::Http2 { reply, max_wait, .. } => {
                 let stream = reply.start(bytes, head, add, rule, bodiless)?;
-                Ok(Sink::Http2 { stream, max_wait: *max_wait })
+                Ok(BodySink::Http2 { stream, max_wait: *max_wait })
             }
             Self::Link { stream, max_wait } => {
-                let connection =
-                    if head.tunnel { Connection::Upgrade } else { Connection::KeepAlive };
+                let connection = if head.tunnel {
+                    ConnectionHeader::Upgrade
+                } else {
+                    ConnectionHeader::KeepAlive
+                };
                 let edits =
                     ResponseEdits { add, ..response_edits(rule, Framing::Outside, connection) };
                 stream
                     .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
-                Ok(Sink::Link { stream, max_wait: *max_wait })
+                Ok(BodySink::Link { stream, max_wait: *max_wait })
             }
         }
     }
@@ -164,11 +168,11 @@ impl Responder<'_> {
 }
 
 /// Returns the framing of a body for an HTTP/1 client.
-fn body_framing(length: BodyLength, version: Version) -> Framing {
+fn body_framing(length: BodyLength, version: Http1Version) -> Framing {
     match (length, version) {
         (BodyLength::Empty | BodyLength::Known(_), _) => Framing::Keep,
-        (BodyLength::Chunked | BodyLength::UntilClose, Version::Http11) => Framing::Chunked,
-        (BodyLength::Chunked | BodyLength::UntilClose, Version::Http10) => Framing::Outside,
+        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http11) => Framing::Chunked,
+        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http10) => Framing::Outside,
     }
 }
 
@@ -176,7 +180,7 @@ fn body_framing(length: BodyLength, version: Version) -> Framing {
 fn response_edits(
     rule: Option<&FieldEdits>,
     framing: Framing,
-    connection: Connection,
+    connection: ConnectionHeader,
 ) -> ResponseEdits<'_> {
     ResponseEdits {
         framing,

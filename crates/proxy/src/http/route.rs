@@ -5,32 +5,32 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Endpoint, EndpointId, Protocol, Reach, Reason, ServiceName};
-use leno_traffic::balance::Key;
+use leno_model::{ClientAuthorization, Endpoint, EndpointId, Protocol, Reason, ServiceName};
+use leno_traffic::balance::RequestHash;
 use leno_traffic::forwarded::EffectivePolicies;
 use leno_traffic::traffic_policy::PortTrafficPolicy;
 use leno_traffic::{
-    Carrier, CompiledActions, PortPlan, Redirection, RequestView, RouteChoice, Stay, TagDecision,
-    host,
+    CompiledActions, CompiledPort, Redirection, RequestView, RouteChoice, SessionAffinity,
+    SessionTransport, TagDecision, host,
 };
 
 use super::date;
-use super::edge;
-use super::outside::{self, Named};
-use super::request::{Aim, Request};
+use super::gateway_request;
+use super::outside::{self, NamedDestination};
+use super::request::{ParsedTarget, Request};
+use crate::config_store::ConfigSnapshot;
 use crate::error::Failure;
-use crate::record::Record;
+use crate::record::ExchangeRecord;
 use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::upstream::Application;
 use crate::upstream::cluster::UpstreamCluster;
-use crate::upstream::pick::{Hashed, session_endpoint};
+use crate::upstream::pick::{HashSelection, session_endpoint};
 use crate::upstream::priorities::Priorities;
 use crate::worker::Worker;
-use crate::world::ConfigSnapshot;
 
 /// The route of a request, under the configuration snapshot that it holds.
-pub(crate) struct Bound {
+pub(crate) struct ResolvedRoute {
     pub(crate) config: Arc<ConfigSnapshot>,
     pub(crate) destination: Destination,
     /// The timeout of the whole exchange.
@@ -40,14 +40,14 @@ pub(crate) struct Bound {
     /// The upstream cluster state with circuit breaker and outlier detection, if any policy applies.
     pub(crate) cluster: Option<Rc<UpstreamCluster>>,
     /// The hash of the request, if a load balancing policy uses one.
-    pub(crate) hashed: Option<Hashed>,
+    pub(crate) hash_selection: Option<HashSelection>,
     /// The traffic policy, if it includes fault injection or hedging.
-    pub(crate) unusual: Option<Arc<PortTrafficPolicy>>,
+    pub(crate) fault_or_hedge_policy: Option<Arc<PortTrafficPolicy>>,
     /// With session persistence: the session, and the endpoint it is bound to.
-    pub(crate) stay: Option<Box<Stay>>,
+    pub(crate) session_affinity: Option<Box<SessionAffinity>>,
 }
 
-impl Bound {
+impl ResolvedRoute {
     pub(crate) fn to_destination(config: Arc<ConfigSnapshot>, destination: Destination) -> Self {
         Self {
             config,
@@ -55,9 +55,9 @@ impl Bound {
             timeout: None,
             actions: None,
             cluster: None,
-            hashed: None,
-            unusual: None,
-            stay: None,
+            hash_selection: None,
+            fault_or_hedge_policy: None,
+            session_affinity: None,
         }
     }
 }
@@ -86,9 +86,9 @@ impl Destination {
 pub(crate) async fn route_request(
     session: &Session,
     request: &Request<'_>,
-    aim: &Aim<'_>,
-    record: &mut Record<'_>,
-) -> Result<Bound, Failure> {
+    request_target: &ParsedTarget<'_>,
+    record: &mut ExchangeRecord<'_>,
+) -> Result<ResolvedRoute, Failure> {
     match &session.listener_kind {
         ListenerKind::Inbound { port } => {
             let found_http2 = session.found_http2 || request.head.http2;
@@ -98,28 +98,41 @@ pub(crate) async fn route_request(
             // The service of an outbound listener is configured; that of a client of the HTTP proxy has to be
             // resolved.
             record.subject.service = Some(service.clone());
-            to_service(session, service, *port, request, aim, record).await
+            to_service(session, service, *port, request, request_target, record).await
         }
         ListenerKind::Pinned { at, id } => route_pinned(session, *at, id, record).await,
         // Boxed to keep the future small for other requests.
-        ListenerKind::Gateway { .. } => match &session.edge {
-            Some(edge) => Box::pin(edge::route_request(session, edge, request, aim, record)).await,
+        ListenerKind::Gateway { .. } => match &session.gateway_connection {
+            Some(edge) => {
+                Box::pin(gateway_request::route_request(
+                    session,
+                    edge,
+                    request,
+                    request_target,
+                    record,
+                ))
+                .await
+            }
             None => Err(Reason::NoRoute.into()),
         },
-        ListenerKind::Address(at) => Ok(outside::route_outside(session, *at, request, aim)?),
+        ListenerKind::Address(at) => {
+            Ok(outside::route_outside(session, *at, request, request_target)?)
+        }
         ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
             // looped back has none.
-            let named = match aim.origin {
-                None => parse_authority(session, aim.authority)
-                    .map(|(it, port)| Named::Service(it, port))?,
-                Some(_) => outside::resolve_authority(session, aim.authority).await?,
+            let named = match request_target.origin {
+                None => parse_authority(session, request_target.authority)
+                    .map(|(it, port)| NamedDestination::Service(it, port))?,
+                Some(_) => outside::resolve_authority(session, request_target.authority).await?,
             };
             match named {
-                Named::Service(service, port) => {
-                    to_service(session, &service, port, request, aim, record).await
+                NamedDestination::Service(service, port) => {
+                    to_service(session, &service, port, request, request_target, record).await
                 }
-                Named::Outside(at) => Ok(outside::route_outside(session, at, request, aim)?),
+                NamedDestination::Outside(at) => {
+                    Ok(outside::route_outside(session, at, request, request_target)?)
+                }
             }
         }
     }
@@ -130,18 +143,18 @@ async fn route_pinned(
     session: &Session,
     at: SocketAddr,
     id: &EndpointId,
-    record: &mut Record<'_>,
-) -> Result<Bound, Failure> {
+    record: &mut ExchangeRecord<'_>,
+) -> Result<ResolvedRoute, Failure> {
     record.subject.service = Some(id.service.clone());
     record.subject.port = id.port;
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, endpoint) = worker.world.pinned_endpoint(at, id, max_wait).await?;
+    let (config, endpoint) = worker.config_store.pinned_endpoint(at, id, max_wait).await?;
     worker.retire_removed(&config);
-    if worker.world.protocol_at(at) == Some(Protocol::Tcp) {
+    if worker.config_store.protocol_at(at) == Some(Protocol::Tcp) {
         return Err(protocol_changed(session));
     }
-    Ok(Bound::to_destination(
+    Ok(ResolvedRoute::to_destination(
         config,
         Destination::Endpoints(Priorities::new(Arc::from([endpoint]), None)),
     ))
@@ -153,26 +166,28 @@ pub(crate) fn route_inbound(
     session: &Session,
     port: u16,
     found_http2: bool,
-    record: &mut Record<'_>,
-) -> Result<Bound, Failure> {
-    let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    let plan = &config.plans.snapshot.plan;
+    record: &mut ExchangeRecord<'_>,
+) -> Result<ResolvedRoute, Failure> {
+    let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
+    let plan = &config.plans.snapshot.config;
     record.subject.port = port;
     // The connection may be older than the configuration.
     let known = plan.ports.iter().find(|known| known.port == port);
     let speaks = match known.ok_or(Reason::UnknownService)?.protocol {
         Protocol::Detect if found_http2 => Protocol::Http2,
         // Only the rule that opened the port for clients outside the mesh declares its protocol.
-        Protocol::Detect if session.carrier == Carrier::Clear && session.identity.is_none() => {
+        Protocol::Detect
+            if session.carrier == SessionTransport::Plaintext && session.identity.is_none() =>
+        {
             config.in_clear(port, session.peer.ip()).unwrap_or(Protocol::Detect)
         }
         known => known,
     };
     let speaks = speaks.into();
-    record.subject.service = plan.served.get(&port).cloned();
+    record.subject.service = plan.port_services.get(&port).cloned();
     let destination = SocketAddr::new(plan.address, port);
     let destination = Destination::Application(session.worker.application_at(destination, speaks));
-    Ok(Bound::to_destination(config, destination))
+    Ok(ResolvedRoute::to_destination(config, destination))
 }
 
 /// Parses an authority into a service and a port.
@@ -184,8 +199,8 @@ pub(crate) fn parse_authority(
         Some((name, port)) => (name, port.parse().map_err(|_| Reason::BadRequest)?),
         None => (authority, HTTP_PORT),
     };
-    let config = session.worker.world.current_config().ok_or(Reason::DiscoveryTimeout)?;
-    let namespace = &config.plans.snapshot.plan.workload.namespace;
+    let config = session.worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
+    let namespace = &config.plans.snapshot.config.workload.namespace;
     let service = host::service_of(name, namespace).ok_or(Reason::UnknownService)?;
     Ok((service, port))
 }
@@ -194,17 +209,17 @@ pub(crate) fn parse_authority(
 pub(crate) async fn tunnel_destination(
     session: &Session,
     authority: &str,
-) -> Result<Named, Reason> {
+) -> Result<NamedDestination, Reason> {
     let (service, port) = match outside::resolve_authority(session, authority).await? {
-        Named::Service(service, port) => (service, port),
+        NamedDestination::Service(service, port) => (service, port),
         outside => return Ok(outside),
     };
     let max_wait = session.worker.config.limits.discovery_timeout;
-    let (_, plan) = session.worker.world.with_service(&service, max_wait).await?;
-    match (plan.view.reach, plan.ports.contains_key(&port)) {
-        (Reach::Denied, _) => Err(Reason::DeniedOutbound),
-        (Reach::Allowed, false) => Err(Reason::UnknownService),
-        (Reach::Allowed, true) => Ok(Named::Service(service, port)),
+    let (_, plan) = session.worker.config_store.with_service(&service, max_wait).await?;
+    match (plan.config.client_authorization, plan.ports.contains_key(&port)) {
+        (ClientAuthorization::Denied, _) => Err(Reason::DeniedOutbound),
+        (ClientAuthorization::Allowed, false) => Err(Reason::UnknownService),
+        (ClientAuthorization::Allowed, true) => Ok(NamedDestination::Service(service, port)),
     }
 }
 
@@ -213,15 +228,15 @@ async fn to_service(
     service: &ServiceName,
     port: u16,
     request: &Request<'_>,
-    aim: &Aim<'_>,
-    record: &mut Record<'_>,
-) -> Result<Bound, Failure> {
+    request_target: &ParsedTarget<'_>,
+    record: &mut ExchangeRecord<'_>,
+) -> Result<ResolvedRoute, Failure> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let (config, plan) = worker.world.with_service(service, max_wait).await?;
+    let (config, plan) = worker.config_store.with_service(service, max_wait).await?;
     worker.retire_removed(&config);
     record.subject.service = Some(service.clone());
-    if plan.view.reach == Reach::Denied {
+    if plan.config.client_authorization == ClientAuthorization::Denied {
         return Err(Reason::DeniedOutbound.into());
     }
     let port_plan = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
@@ -229,10 +244,11 @@ async fn to_service(
     if port_plan.protocol == Protocol::Tcp && session.listener_kind != ListenerKind::HttpProxy {
         return Err(protocol_changed(session));
     }
-    let view = request.request_view(aim);
+    let view = request.request_view(request_target);
     let mut choice = port_plan.routes.choose_backend(&view, worker.random_number());
-    let may_keep = may_keep(worker, &config, Some(port_plan), &view);
-    let stay = Stay::for_request(&mut choice, &config.plans, may_keep, &view, date::since_epoch);
+    let keep = may_keep(worker, &config, Some(port_plan), &view);
+    let session_affinity =
+        SessionAffinity::for_request(&mut choice, &config.plans, keep, &view, date::since_epoch);
     let (behind, policies, timeout, actions) = match choice {
         RouteChoice::Direct => {
             let actions = port_plan.routes.direct_actions().cloned();
@@ -255,7 +271,8 @@ async fn to_service(
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
             let redirection = redirection.ok_or(Reason::InvalidBackend)?;
             let destination = Destination::Redirected(redirection);
-            return Ok(Bound { actions, ..Bound::to_destination(config, destination) });
+            let route = ResolvedRoute::to_destination(config, destination);
+            return Ok(ResolvedRoute { actions, ..route });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { rule } => {
@@ -266,12 +283,22 @@ async fn to_service(
     let endpoints = permitted_endpoints(worker, behind, Some(&view))?;
     let destination = Destination::Endpoints(endpoints);
     if policies.0.is_none() {
-        return Ok(Bound { timeout, actions, stay, ..Bound::to_destination(config, destination) });
+        let route = ResolvedRoute::to_destination(config, destination);
+        return Ok(ResolvedRoute { timeout, actions, session_affinity, ..route });
     }
-    let hashed = request_hash(&config, behind, policies, Some(&view));
+    let hash_selection = request_hash(&config, behind, policies, Some(&view));
     let cluster = worker.cluster_for(policies.0, behind, config.version);
-    let unusual = unusual_policy(policies.0);
-    Ok(Bound { destination, timeout, actions, cluster, hashed, unusual, stay, config })
+    let fault_or_hedge_policy = unusual_policy(policies.0);
+    Ok(ResolvedRoute {
+        destination,
+        timeout,
+        actions,
+        cluster,
+        hash_selection,
+        fault_or_hedge_policy,
+        session_affinity,
+        config,
+    })
 }
 
 /// Fails a request on a connection that was handled as HTTP before its port was known to carry TCP. TCP
@@ -287,9 +314,9 @@ fn protocol_changed(session: &Session) -> Failure {
 pub(crate) fn may_keep<'a>(
     worker: &'a Rc<Worker>,
     config: &'a ConfigSnapshot,
-    called: Option<&'a PortPlan>,
+    called: Option<&'a CompiledPort>,
     view: &'a RequestView<'_>,
-) -> impl Fn(&PortPlan, &Arc<Endpoint>) -> bool + 'a {
+) -> impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool + 'a {
     move |port, endpoint| {
         let id = &endpoint.id;
         let policies = called
@@ -309,16 +336,16 @@ pub(crate) fn may_keep<'a>(
 pub(crate) fn to_port(
     worker: &Rc<Worker>,
     config: Arc<ConfigSnapshot>,
-    port: &PortPlan,
+    port: &CompiledPort,
     view: &RequestView<'_>,
-) -> Result<Bound, Reason> {
+) -> Result<ResolvedRoute, Reason> {
     let endpoints = permitted_endpoints(worker, port, Some(view))?;
     let policies = port.own_policies();
-    let hashed = request_hash(&config, port, policies, Some(view));
+    let hash_selection = request_hash(&config, port, policies, Some(view));
     let cluster = worker.cluster_for(policies.0, port, config.version);
-    let unusual = unusual_policy(policies.0);
-    let bound = Bound::to_destination(config, Destination::Endpoints(endpoints));
-    Ok(Bound { cluster, hashed, unusual, ..bound })
+    let fault_or_hedge_policy = unusual_policy(policies.0);
+    let resolved_route = ResolvedRoute::to_destination(config, Destination::Endpoints(endpoints));
+    Ok(ResolvedRoute { cluster, hash_selection, fault_or_hedge_policy, ..resolved_route })
 }
 
 /// Returns the traffic policy of a request if it includes fault injection or hedging.
@@ -331,22 +358,22 @@ fn unusual_policy(
 /// Returns the hash of a request, or of a connection without visible requests.
 pub(crate) fn request_hash(
     config: &ConfigSnapshot,
-    port: &PortPlan,
+    port: &CompiledPort,
     (traffic_policy, places): EffectivePolicies<'_>,
     request: Option<&RequestView<'_>>,
-) -> Option<Hashed> {
+) -> Option<HashSelection> {
     let balancing = traffic_policy?.balancing.as_ref()?;
-    let caller = &config.plans.snapshot.plan.workload;
-    let key = Key::for_request(balancing.rule.algorithm.hash_key()?, request, caller)?;
+    let caller = &config.plans.snapshot.config.workload;
+    let key = RequestHash::for_request(balancing.rule.algorithm.hash_key()?, request, caller)?;
     let places = places.cloned().map(|places| (port.endpoints.clone(), places));
-    Some(Hashed { key, places })
+    Some(HashSelection { key, places })
 }
 
 /// Returns the endpoints that the tag rules of the port permit for a request, or for a connection without
 /// visible requests.
 pub(crate) fn permitted_endpoints(
     worker: &Worker,
-    port: &PortPlan,
+    port: &CompiledPort,
     request: Option<&RequestView<'_>>,
 ) -> Result<Priorities, Reason> {
     let Some(tags) = &port.tags else {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use leno_model::{FixedResponse, Reason, Scheme};
-use leno_traffic::Carrier;
-use leno_wire::http1::Target;
+use leno_traffic::SessionTransport;
+use leno_wire::http1::RequestTarget;
 
-use super::request::{Aim, Request};
+use super::request::{ParsedTarget, Request};
 use crate::error::Failure;
 use crate::session::Session;
 
@@ -22,8 +22,9 @@ pub(super) fn parse_target<'b>(
     session: &Session,
     request: &'b Request<'_>,
     reason: Reason,
-) -> Result<Aim<'b>, Failure> {
-    let Ok(Target::Absolute { scheme, .. }) = request.head.parsed_target(&request.bytes) else {
+) -> Result<ParsedTarget<'b>, Failure> {
+    let Ok(RequestTarget::Absolute { scheme, .. }) = request.head.parsed_target(&request.bytes)
+    else {
         return Err(reason.into());
     };
     let is_https = scheme.eq_ignore_ascii_case(b"https");
@@ -48,8 +49,8 @@ pub(super) fn parse_target<'b>(
 
 /// True if the client has sent the request over TLS.
 fn is_in_tls(session: &Session) -> bool {
-    session.edge.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https)
-        || matches!(session.carrier, Carrier::Tls { .. })
+    session.gateway_connection.as_ref().is_some_and(|edge| edge.scheme == Scheme::Https)
+        || matches!(session.carrier, SessionTransport::Tls { .. })
 }
 
 /// The maximum number of bytes of a scheme in a response.

@@ -6,30 +6,30 @@ use std::pin::{Pin, pin};
 
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
-use leno_wire::http1::{BodyLength, Malformed, Parsed, RequestHead, Version};
-use leno_wire::sniff::{Sniffed, sniff_protocol};
+use leno_wire::http1::{BodyLength, Http1Version, Malformed, Parsed, RequestHead};
+use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::body::Source;
+use super::body::BodySource;
 use super::claims;
+use super::error_response;
 use super::exchange::Exchange;
-use super::message::{ReadError, Reader, Writer};
+use super::message::{MessageReader, MessageWriter, ReadError};
 use super::request::{Request, may_upgrade};
-use super::rescue;
 use super::respond::Responder;
 use crate::drain::{Phase, last_call};
 use crate::error::{Failure, downstream_reason};
 use crate::http2::cancel;
 use crate::http2::offer;
 use crate::io::Io;
-use crate::link::{Lost, Opened};
+use crate::link::{OpenedStream, StreamLoss};
 use crate::max_wait::finished_within;
-use crate::record::Record;
+use crate::record::ExchangeRecord;
 use crate::session::{ListenerKind, Session};
 
 /// The result of serving a connection.
-pub(crate) enum Served {
+pub(crate) enum ServeResult {
     /// The connection is over.
     Done,
     /// The client requested a tunnel to this authority; `early` holds the bytes already received.
@@ -42,7 +42,7 @@ pub(crate) enum Served {
 
 /// Serves the requests of one connection until either side ends it, and then closes it. A connection that is
 /// idle for some time releases its buffers.
-pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesMut) -> Served {
+pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesMut) -> ServeResult {
     let mut phase = session.worker.phase.clone();
     session.is_exclusive.set(true);
     loop {
@@ -64,26 +64,26 @@ pub(crate) async fn serve_requests(session: &Session, io: &Io, mut early: BytesM
         };
         if !is_asked {
             io.close().await;
-            return Served::Done;
+            return ServeResult::Done;
         }
     }
 }
 
 /// Serves requests until the connection ends, or has been idle for some time (`None`).
-async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Served> {
+async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<ServeResult> {
     let worker = &session.worker;
-    let mut reader = Reader::new(io.clone());
+    let mut reader = MessageReader::new(io.clone());
     reader.buffer = early;
-    let mut writer = Writer::new(io.clone(), worker.config.limits.body_stall_timeout);
+    let mut writer = MessageWriter::new(io.clone(), worker.config.limits.body_stall_timeout);
     let mut phase = worker.phase.clone();
     loop {
         match next_request(session, &mut reader, &mut phase).await {
-            Next::Request => {}
-            Next::Rest => return None,
-            Next::LastCall if is_last_request(session, &mut reader).await => {}
-            Next::LastCall | Next::End => {
+            NextStep::Request => {}
+            NextStep::Rest => return None,
+            NextStep::LastCall if is_last_request(session, &mut reader).await => {}
+            NextStep::LastCall | NextStep::End => {
                 io.close().await;
-                return Some(Served::Done);
+                return Some(ServeResult::Done);
             }
         }
         let mut head = worker.request_heads.lend();
@@ -91,7 +91,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let bytes = match finished_within(max_wait, reader.read_request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) if speaks_http2_to_proxy(session, &reader) => {
-                return Some(Served::PriorKnowledge { early: reader.buffer });
+                return Some(ServeResult::PriorKnowledge { early: reader.buffer });
             }
             Some(Err(error)) => {
                 return Some(reject_unreadable(session, io, downstream_reason(&error)).await);
@@ -105,7 +105,7 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
             // This field describes the client only on a link.
             head.http2 = false;
         }
-        if session.edge.is_some() {
+        if session.gateway_connection.is_some() {
             claims::remove_claims(&mut head, &bytes);
         }
         let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
@@ -115,17 +115,17 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         if session.listener_kind == ListenerKind::HttpProxy && request.method() == "CONNECT" {
             let authority =
                 String::from_utf8_lossy(head.target.slice_in(&request.bytes)).into_owned();
-            return Some(Served::Tunnel { authority, early: reader.buffer });
+            return Some(ServeResult::Tunnel { authority, early: reader.buffer });
         }
         let mut responder = Responder::Http1 {
             writer: &mut writer,
             version: head.version,
             // RFC 9112 §9.3: keeping an HTTP/1.0 connection open would require an explicit header and a
             // delimited body.
-            keep_alive: head.keep_alive && head.version == Version::Http11,
+            keep_alive: head.keep_alive && head.version == Http1Version::Http11,
         };
         let length = if upgrade { BodyLength::UntilClose } else { head.body };
-        let mut body = Source::from_http1(&mut reader, length);
+        let mut body = BodySource::from_http1(&mut reader, length);
         let (started, to) = (Cell::new(false), &mut responder);
         let ended = Exchange::new(session, &request, &mut body, to, &started).run().await;
         let goes_on = matches!(responder, Responder::Http1 { keep_alive: true, .. });
@@ -133,26 +133,26 @@ async fn serve_busy(session: &Session, io: &Io, early: BytesMut) -> Option<Serve
         let whole = body.is_complete() || upgrade;
         if ended.is_err() {
             io.reset_on_drop();
-            return Some(Served::Done);
+            return Some(ServeResult::Done);
         }
         if !whole || !goes_on {
             io.close_lingering().await;
-            return Some(Served::Done);
+            return Some(ServeResult::Done);
         }
     }
 }
 
 /// Accepts a client's offer of HTTP/2.
-async fn go_on_in_http2(writer: &mut Writer, first: Bytes, early: BytesMut) -> Served {
+async fn go_on_in_http2(writer: &mut MessageWriter, first: Bytes, early: BytesMut) -> ServeResult {
     writer.output_buffer().extend_from_slice(offer::SWITCHING);
     match writer.flush().await {
-        Ok(()) => Served::Http2 { first, early },
-        Err(_) => Served::Done,
+        Ok(()) => ServeResult::Http2 { first, early },
+        Err(_) => ServeResult::Done,
     }
 }
 
 /// The next step of a connection between two requests.
-enum Next {
+enum NextStep {
     Request,
     /// The connection is idle for so long that its buffers are released.
     Rest,
@@ -166,7 +166,7 @@ enum Next {
 #[cold]
 fn is_last_request<'a>(
     session: &'a Session,
-    reader: &'a mut Reader,
+    reader: &'a mut MessageReader,
 ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
     let last_call = last_call(&session.worker.config.limits).min(session.max_wait());
     Box::pin(
@@ -177,9 +177,9 @@ fn is_last_request<'a>(
 /// Waits for the first byte of the next request.
 async fn next_request(
     session: &Session,
-    reader: &mut Reader,
+    reader: &mut MessageReader,
     phase: &mut watch::Receiver<Phase>,
-) -> Next {
+) -> NextStep {
     let limits = &session.worker.config.limits;
     let mut max_wait = session.max_wait();
     // With TLS, decrypted bytes may be pending that only a read returns.
@@ -190,44 +190,45 @@ async fn next_request(
     tokio::select! {
         biased;
         waited = timeout(max_wait, reader.wait_for_message()) => match waited {
-            Ok(Ok(true)) => Next::Request,
-            Err(_) if rests && reader.buffer.is_empty() => Next::Rest,
+            Ok(Ok(true)) => NextStep::Request,
+            Err(_) if rests && reader.buffer.is_empty() => NextStep::Rest,
             // A part of an empty line, which begins no request yet.
             Err(_) if rests => match timeout(session.max_wait(), reader.wait_for_message()).await {
-                Ok(Ok(true)) => Next::Request,
-                Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
+                Ok(Ok(true)) => NextStep::Request,
+                Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
             },
-            Ok(Ok(false) | Err(_)) | Err(_) => Next::End,
+            Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
         },
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => Next::LastCall,
-        () = session.wait_for_eviction(), if !rests => Next::End,
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => NextStep::LastCall,
+        () = session.wait_for_eviction(), if !rests => NextStep::End,
     }
 }
 
 /// True if a client of the HTTP proxy starts with HTTP/2. Other listeners sniff the first bytes before they
 /// parse a head.
 #[cold]
-fn speaks_http2_to_proxy(session: &Session, reader: &Reader) -> bool {
+fn speaks_http2_to_proxy(session: &Session, reader: &MessageReader) -> bool {
     session.listener_kind == ListenerKind::HttpProxy
-        && sniff_protocol(&reader.buffer) == Sniffed::Http2
+        && sniff_protocol(&reader.buffer) == DetectedProtocol::Http2
 }
 
 /// Responds to an unreadable request, and ends the connection: its next byte has no defined meaning.
-pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason) -> Served {
-    let record = Record::unreadable(session, reason);
-    let mut writer = Writer::new(io.clone(), session.worker.config.limits.body_stall_timeout);
+pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason) -> ServeResult {
+    let record = ExchangeRecord::unreadable(session, reason);
+    let mut writer =
+        MessageWriter::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     let mut responder =
-        Responder::Http1 { writer: &mut writer, version: Version::Http11, keep_alive: false };
+        Responder::Http1 { writer: &mut writer, version: Http1Version::Http11, keep_alive: false };
     let failure = Failure::from(reason);
-    if rescue::send_error(&failure, session, &mut responder, false, false, None).await {
+    if error_response::send_error(&failure, session, &mut responder, false, false, None).await {
         drop(record);
         io.close_lingering().await;
     }
-    Served::Done
+    ServeResult::Done
 }
 
 /// Serves one HTTP stream of a link.
-pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
+pub(crate) async fn serve_stream(session: &Session, opened: &OpenedStream) {
     let stream = &opened.stream;
     let mut head = session.worker.request_heads.lend();
     let max_wait = session.worker.config.limits.body_stall_timeout;
@@ -241,16 +242,16 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
                 length => length,
             };
             let request = Request { bytes: opened.head.clone(), head: &head, upgrade };
-            let mut body = Source::from_link(stream, length);
+            let mut body = BodySource::from_link(stream, length);
             let started = Cell::new(false);
             let mut exchange =
                 Exchange::new(session, &request, &mut body, &mut responder, &started);
-            let given_up = cancel::Request;
+            let given_up = cancel::RequestScope;
             {
                 let mut running = pin!(exchange.run());
                 tokio::select! {
                     biased;
-                    lost = stream.wait_until_lost() => if let Lost::Http2(code) = lost {
+                    lost = stream.wait_until_lost() => if let StreamLoss::Http2(code) = lost {
                         given_up.is_given_up(code);
                     },
                     ended = &mut running => {
@@ -267,15 +268,15 @@ pub(crate) async fn serve_stream(session: &Session, opened: &Opened) {
         }
         Err(error) => {
             let reason = downstream_reason(&error);
-            let _record = Record::unreadable(session, reason);
+            let _record = ExchangeRecord::unreadable(session, reason);
             let failure = Failure::from(reason);
-            rescue::send_error(&failure, session, &mut responder, false, false, None).await;
+            error_response::send_error(&failure, session, &mut responder, false, false, None).await;
         }
     }
 }
 
 /// Parses a head. On a link the END flag says if a body follows; the head may declare its length.
-fn parse_head(head: &mut RequestHead, opened: &Opened) -> Result<(), ReadError> {
+fn parse_head(head: &mut RequestHead, opened: &OpenedStream) -> Result<(), ReadError> {
     match head.parse(&opened.head)? {
         Parsed::Complete(length) if length == opened.head.len() => {}
         Parsed::Complete(_) | Parsed::Partial => return Err(Malformed::HeadTooLarge.into()),

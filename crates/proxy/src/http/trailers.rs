@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use leno_traffic::{CompiledActions, is_similar_name};
 
-use super::body::Piece;
+use super::body::BodyPiece;
 use super::claims::is_claim;
 use crate::session::{ListenerKind, Session};
 
@@ -40,13 +40,13 @@ pub(crate) fn permitted_section(
 pub(crate) fn permitted_of(
     session: &Session,
     actions: Option<&CompiledActions>,
-    body: Vec<Piece>,
-) -> Vec<Piece> {
+    body: Vec<BodyPiece>,
+) -> Vec<BodyPiece> {
     let permitted = body.into_iter().filter_map(|piece| match piece {
-        Piece::Trailers(section) => {
-            permitted_section(session, actions, section).map(Piece::Trailers)
+        BodyPiece::Trailers(section) => {
+            permitted_section(session, actions, section).map(BodyPiece::Trailers)
         }
-        data @ Piece::Data(_) => Some(data),
+        data @ BodyPiece::Data(_) => Some(data),
     });
     permitted.collect()
 }
@@ -54,7 +54,7 @@ pub(crate) fn permitted_of(
 /// True if the access policies of the port do not permit opaque bytes from the peer: they depend on requests,
 /// or the peer is no longer permitted.
 fn is_decided_by_request(session: &Session) -> bool {
-    let Some(config) = session.worker.world.current_config() else { return true };
+    let Some(config) = session.worker.config_store.current_config() else { return true };
     let permit = session.authorize_peer(&config, Instant::now());
     !permit.is_ok_and(|permit| config.plans.access.authorize_tcp(&permit).is_ok())
 }

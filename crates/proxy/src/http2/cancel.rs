@@ -19,16 +19,16 @@ pub(crate) fn current_code() -> ResetCode {
 }
 
 /// Clears the code when a request is over. Declared before the request, so that it is dropped after it.
-pub(crate) struct Request;
+pub(crate) struct RequestScope;
 
-impl Request {
+impl RequestScope {
     /// Records that the client cancels the request with `code`; the request is dropped next.
     pub(crate) fn is_given_up(&self, code: ResetCode) {
         CODE.set(code);
     }
 }
 
-impl Drop for Request {
+impl Drop for RequestScope {
     fn drop(&mut self) {
         CODE.set(ResetCode::Cancelled);
     }
@@ -40,16 +40,16 @@ pub(crate) fn is_abandoned() -> bool {
 }
 
 /// The scope of an attempt that may be abandoned. Declared before the attempt, so that it is dropped after it.
-pub(crate) struct Attempt;
+pub(crate) struct AttemptScope;
 
-impl Attempt {
+impl AttemptScope {
     /// Records that the attempt is abandoned while the client still waits; it is dropped next.
     pub(crate) fn mark_abandoned() {
         ABANDONED.set(true);
     }
 }
 
-impl Drop for Attempt {
+impl Drop for AttemptScope {
     fn drop(&mut self) {
         ABANDONED.set(false);
     }

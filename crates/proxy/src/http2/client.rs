@@ -1,6 +1,6 @@
 //! HTTP/2 client: a few connections to a server, shared by the requests of one thread.
 
-mod room;
+mod capacity;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -17,8 +17,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-pub(crate) use self::room::greet_new;
-use self::room::{Openings, Queue};
+pub(crate) use self::capacity::greet_new;
+use self::capacity::{ConnectionAttempts, PendingQueue};
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, HEADER_LIST_BYTES_MAX, SEND_BUFFER_BYTES_MAX, SMALL_FRAME_COST,
@@ -30,26 +30,26 @@ use crate::upstream::pool;
 /// The connections of one thread to one server.
 #[derive(Clone)]
 pub(crate) struct Http2Pool {
-    open: Rc<Open>,
-    server: Rc<Server>,
+    open: Rc<Http2Connections>,
+    server: Rc<ServerState>,
     /// The interval at which unused connections are checked.
-    look: Duration,
+    check_interval: Duration,
 }
 
 /// The open connections of a pool. Requests use the first one with room, so the last ones are the surplus.
 #[derive(Default)]
-struct Open {
-    connections: RefCell<Vec<Rc<Connection>>>,
+struct Http2Connections {
+    connections: RefCell<Vec<Rc<Http2Connection>>>,
     /// True while a task closes surplus connections.
     is_observed: Cell<bool>,
     /// The requests that wait for room.
-    queue: Queue,
+    queue: PendingQueue,
     /// The attempts to open another connection.
-    openings: Openings,
+    openings: ConnectionAttempts,
 }
 
 /// The state of a server, shared by its connections.
-struct Server {
+struct ServerState {
     /// Notified when a stream has ended; all waiters when connections have been added or removed.
     room: Notify,
     /// The number of streams that the server processes on one connection before it refuses further ones with
@@ -65,7 +65,7 @@ struct Server {
     progress: Notify,
 }
 
-struct Connection {
+struct Http2Connection {
     send: SendRequest<Bytes>,
     streams: Cell<usize>,
     /// The number of streams opened so far.
@@ -81,24 +81,24 @@ struct Connection {
     /// The expiration of the peer's certificate; `None` for the application, which has none.
     expires: Option<Instant>,
     /// The server state of the pool.
-    server: Rc<Server>,
+    server: Rc<ServerState>,
 }
 
 /// A connection with a slot for one stream, held until dropped.
 pub(crate) struct Http2Checkout {
     send: SendRequest<Bytes>,
-    connection: Rc<Connection>,
+    connection: Rc<Http2Connection>,
     /// The number of streams of the connection before this one.
     number: Option<u32>,
 }
 
 impl Default for Http2Pool {
     fn default() -> Self {
-        Self { open: Rc::default(), server: Rc::default(), look: LOOK }
+        Self { open: Rc::default(), server: Rc::default(), check_interval: LOOK }
     }
 }
 
-impl Default for Server {
+impl Default for ServerState {
     fn default() -> Self {
         Self {
             room: Notify::new(),
@@ -112,7 +112,7 @@ impl Default for Server {
 }
 
 impl Http2Checkout {
-    fn new(connection: Rc<Connection>) -> Self {
+    fn new(connection: Rc<Http2Connection>) -> Self {
         connection.streams.set(connection.streams.get() + 1);
         connection.opened.set(connection.opened.get().saturating_add(1));
         Self { send: connection.send.clone(), connection, number: None }
@@ -188,7 +188,7 @@ impl Http2Checkout {
 
 impl Drop for Http2Checkout {
     fn drop(&mut self) {
-        let Connection { streams, server, .. } = &*self.connection;
+        let Http2Connection { streams, server, .. } = &*self.connection;
         streams.set(streams.get() - 1);
         server.room.notify_one();
         if streams.get() == 0 {
@@ -212,8 +212,8 @@ impl Http2Pool {
         Http2Checkout::new(self.insert(send, expires))
     }
 
-    fn insert(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Connection> {
-        let added = Rc::new(Connection {
+    fn insert(&self, send: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Http2Connection> {
+        let added = Rc::new(Http2Connection {
             send,
             streams: Cell::new(0),
             opened: Cell::new(0),
@@ -229,7 +229,7 @@ impl Http2Pool {
         let has_surplus = open.len() > 1;
         drop(open);
         if has_surplus && !self.open.is_observed.replace(true) {
-            tokio::task::spawn_local(close_surplus(Rc::downgrade(&self.open), self.look));
+            tokio::task::spawn_local(close_surplus(Rc::downgrade(&self.open), self.check_interval));
         }
         self.server.room.notify_waiters();
         added
@@ -244,10 +244,10 @@ impl Http2Pool {
             self.server.room.notify_waiters();
         }
         drop(open);
-        self.acquire_where(Connection::has_room)
+        self.acquire_where(Http2Connection::has_room)
     }
 
-    fn acquire_where(&self, is_it: fn(&Connection) -> bool) -> Option<Http2Checkout> {
+    fn acquire_where(&self, is_it: fn(&Http2Connection) -> bool) -> Option<Http2Checkout> {
         let open = self.open.connections.borrow();
         open.iter().find(|connection| is_it(connection)).cloned().map(Http2Checkout::new)
     }
@@ -264,7 +264,7 @@ impl Http2Pool {
     }
 }
 
-impl Connection {
+impl Http2Connection {
     /// True if the server permits another stream now.
     fn may_open(&self) -> bool {
         self.streams.get() < self.send.current_max_send_streams()
@@ -285,7 +285,7 @@ impl Connection {
             return;
         }
         self.accepted.set(streams);
-        let Server { streams_per_connection, ended_after, unused, .. } = &*self.server;
+        let ServerState { streams_per_connection, ended_after, unused, .. } = &*self.server;
         if streams == 0 {
             unused.set(unused.get().saturating_add(1));
             // A single one may be due to a lack of connections. A server that refuses all streams does not
@@ -318,7 +318,7 @@ impl Connection {
     }
 }
 
-impl Open {
+impl Http2Connections {
     /// Closes the connections not used since the last check, except for the one that the next request would
     /// use.
     fn close_unused(&self) {
@@ -335,9 +335,9 @@ impl Open {
 }
 
 /// Checks the connections of a pool until there is no surplus.
-async fn close_surplus(open: Weak<Open>, look: Duration) {
+async fn close_surplus(open: Weak<Http2Connections>, check_interval: Duration) {
     loop {
-        sleep(look).await;
+        sleep(check_interval).await;
         let Some(open) = open.upgrade() else { return };
         open.close_unused();
         if open.connections.borrow().len() < 2 {

@@ -6,7 +6,7 @@ use http::header::{
 };
 use http::{Method, Request, Response, StatusCode, Uri, request, response};
 use leno_model::Reason;
-use leno_wire::http1::{Field, FieldName, RequestHead, ResponseHead};
+use leno_wire::http1::{FieldName, HeaderField, RequestHead, ResponseHead};
 
 /// Returns the request of an HTTP/2 client in HTTP/1.1 format (RFC 9113 §8.3.1, §8.2.3).
 ///
@@ -147,7 +147,7 @@ pub(crate) fn response_to(bytes: &[u8], head: &ResponseHead) -> Option<Response<
 }
 
 /// Returns the end-to-end fields for HTTP/2 (RFC 9113 §8.2).
-fn fields_to_http2(bytes: &[u8], fields: &[Field]) -> Option<HeaderMap> {
+fn fields_to_http2(bytes: &[u8], fields: &[HeaderField]) -> Option<HeaderMap> {
     let mut map = HeaderMap::with_capacity(fields.len());
     for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host) {
         let name = HeaderName::from_bytes(field.name.slice_in(bytes)).ok()?;

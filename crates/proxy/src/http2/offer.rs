@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::{BufMut, Bytes, BytesMut};
-use leno_wire::http1::{BodyLength, Field, FieldName, RequestHead};
+use leno_wire::http1::{BodyLength, FieldName, HeaderField, RequestHead};
 
 use crate::io::Io;
 use crate::session::{ListenerKind, Session};
@@ -42,7 +42,7 @@ pub(crate) fn accept_upgrade(
 }
 
 /// Returns the only field of this name; `None` if there are several.
-fn only_field<'a>(fields: &'a [Field], bytes: &[u8], name: &[u8]) -> Option<&'a Field> {
+fn only_field<'a>(fields: &'a [HeaderField], bytes: &[u8], name: &[u8]) -> Option<&'a HeaderField> {
     let mut found = fields.iter().filter(|it| it.name.slice_in(bytes).eq_ignore_ascii_case(name));
     found.next().filter(|_| found.next().is_none())
 }

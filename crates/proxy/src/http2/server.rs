@@ -20,7 +20,7 @@ use super::cancel;
 use super::connect;
 use super::half_close::HalfClose;
 use super::head;
-use super::stream::{Received, Reply};
+use super::stream::{Http2Response, ReceivedBody};
 use super::transport::Transport;
 use super::{
     CONNECTION_WINDOW_BYTES, EDGE_HEADER_LIST_BYTES_MAX, HEADER_LIST_BYTES_MAX,
@@ -28,16 +28,16 @@ use super::{
 };
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
-use crate::http::body::{Piece, Source};
+use crate::http::body::{BodyPiece, BodySource};
 use crate::http::claims;
+use crate::http::error_response;
 use crate::http::exchange::Exchange;
 use crate::http::grpc;
 use crate::http::message::ReadError;
 use crate::http::request::{Request, may_upgrade};
-use crate::http::rescue;
 use crate::http::respond::Responder;
 use crate::io::Io;
-use crate::record::Record;
+use crate::record::ExchangeRecord;
 use crate::session::{ListenerKind, Session};
 
 /// Serves one connection until either side ends it. `early`: the bytes already read.
@@ -52,7 +52,7 @@ pub(crate) async fn go_on(session: Rc<Session>, io: &Io, first: Bytes, early: By
 
 async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
     let max_wait = session.worker.config.limits.handshake_timeout;
-    let at_the_edge = session.edge.is_some();
+    let at_the_edge = session.gateway_connection.is_some();
     let half_close = Rc::new(HalfClose::default());
     let shaken = server_builder(at_the_edge).handshake(transport.for_client(half_close.clone()));
     let Ok(Ok(connection)) = timeout(max_wait, shaken).await else {
@@ -64,7 +64,7 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
         true => Box::pin(proxy_port::reject_requests(&session, connection)).await,
         false => serve_streams(&session, connection, half_close).await,
     };
-    if let End::InOrder = end {
+    if let Http2ConnectionEnd::InOrder = end {
         // The client may still read responses, and frames that it sends meanwhile would reset a closed
         // connection.
         io.close_lingering().await;
@@ -72,7 +72,7 @@ async fn serve_over(session: Rc<Session>, io: &Io, transport: Transport) {
 }
 
 /// The end of a connection.
-enum End {
+enum Http2ConnectionEnd {
     /// Both sides know the last stream, and every response was written.
     InOrder,
     Early,
@@ -82,8 +82,8 @@ async fn serve_streams(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
     streams: Rc<HalfClose>,
-) -> End {
-    let resets = Resets::for_clients_of(session);
+) -> Http2ConnectionEnd {
+    let resets = ResetCounter::for_clients_of(session);
     let mut phase = session.worker.phase.clone();
     let mut ending = false;
     loop {
@@ -110,19 +110,19 @@ async fn serve_streams(
                 session.worker.shard.count_rejected(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
                 drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
-                return End::Early;
+                return Http2ConnectionEnd::Early;
             }
             Ok(Some(Ok(_))) if session.is_outdated.get() => {
                 connection.abrupt_shutdown(h2::Reason::PROTOCOL_ERROR);
                 drop(timeout(SHUTDOWN, poll_fn(|cx| connection.poll_closed(cx))).await);
-                return End::Early;
+                return Http2ConnectionEnd::Early;
             }
             Ok(Some(Ok((request, respond)))) => {
-                let (session, open) = (session.clone(), Open::new(&streams));
+                let (session, open) = (session.clone(), OpenStreamGuard::new(&streams));
                 let resets = resets.clone();
                 tokio::task::spawn_local(async move {
                     let served = serve_stream(&session, request, respond, &open.0).await;
-                    if let (Served::Unwanted, Some(resets)) = (served, resets) {
+                    if let (StreamResult::Unwanted, Some(resets)) = (served, resets) {
                         resets.count_reset(Instant::now());
                     }
                     drop(open);
@@ -135,10 +135,10 @@ async fn serve_streams(
                     session.worker.shard.count_rejected(Reason::BadRequest.label());
                 }
                 tracing::debug!(%error, "HTTP/2 connection failed");
-                return End::Early;
+                return Http2ConnectionEnd::Early;
             }
-            Ok(None) => return End::InOrder,
-            Err(_) if ending && streams.stream_count() == 0 => return End::Early,
+            Ok(None) => return Http2ConnectionEnd::InOrder,
+            Err(_) if ending && streams.stream_count() == 0 => return Http2ConnectionEnd::Early,
             Err(_) if !ending && (streams.stream_count() == 0 || session.is_expired()) => {
                 ending = true;
                 connection.graceful_shutdown();
@@ -150,17 +150,17 @@ async fn serve_streams(
 
 /// The streams that a client reset before any part of their responses was sent: each costs the server an
 /// exchange, and the client nothing (CVE-2023-44487).
-struct Resets {
+struct ResetCounter {
     since: Cell<Option<Instant>>,
     count: Cell<u32>,
     max: u32,
 }
 
-impl Resets {
+impl ResetCounter {
     /// Returns `None` for the application's own sidecar: its resets harm only itself, and are counted on its
     /// links.
     fn for_clients_of(session: &Session) -> Option<Rc<Self>> {
-        let max = match (session.edge.is_some(), session.is_inbound()) {
+        let max = match (session.gateway_connection.is_some(), session.is_inbound()) {
             (true, _) => RESETS_MAX,
             (false, true) => PEER_RESETS_MAX,
             (false, false) => return None,
@@ -183,23 +183,23 @@ impl Resets {
 }
 
 /// The result of a stream.
-enum Served {
+enum StreamResult {
     Answered,
     /// The client reset the stream before any part of its response was sent.
     Unwanted,
 }
 
 /// Counts one open stream while it lives.
-struct Open(Rc<HalfClose>);
+struct OpenStreamGuard(Rc<HalfClose>);
 
-impl Open {
+impl OpenStreamGuard {
     fn new(streams: &Rc<HalfClose>) -> Self {
         streams.stream_opened();
         Self(streams.clone())
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStreamGuard {
     fn drop(&mut self) {
         self.0.stream_closed();
     }
@@ -210,9 +210,9 @@ async fn serve_stream(
     request: http::Request<RecvStream>,
     respond: SendResponse<Bytes>,
     half_close: &Rc<HalfClose>,
-) -> Served {
+) -> StreamResult {
     let worker = &session.worker;
-    let reply = Reply::new(respond);
+    let reply = Http2Response::new(respond);
     let (mut parts, body) = request.into_parts();
     let draw = || u128::from(worker.random_number());
     let upgrade = connect::to_upgrade(&mut parts, || (draw() << 64 | draw()).to_le_bytes());
@@ -229,23 +229,23 @@ async fn serve_stream(
     let bytes = match parsed {
         Ok(bytes) => bytes,
         Err(reason) => {
-            let _record = Record::unreadable(session, reason);
+            let _record = ExchangeRecord::unreadable(session, reason);
             let failure = Failure::from(reason);
-            rescue::send_error(&failure, session, &mut responder, false, false, None).await;
-            return Served::Answered;
+            error_response::send_error(&failure, session, &mut responder, false, false, None).await;
+            return StreamResult::Answered;
         }
     };
-    if session.edge.is_some() {
+    if session.gateway_connection.is_some() {
         claims::remove_claims(&mut lent, &bytes);
     }
     let request = Request { bytes, head: &lent, upgrade };
     let mut source = match lent.body {
-        BodyLength::Empty if !upgrade => Source::Empty,
-        _ => Source::Http2(Received::of_request(body, half_close.clone())),
+        BodyLength::Empty if !upgrade => BodySource::Empty,
+        _ => BodySource::Http2(ReceivedBody::of_request(body, half_close.clone())),
     };
     let has_body = !source.is_empty();
     let started = Cell::new(false);
-    let given_up = cancel::Request;
+    let given_up = cancel::RequestScope;
     let ended = {
         let mut exchange = Exchange::new(session, &request, &mut source, &mut responder, &started);
         let ended = {
@@ -266,7 +266,7 @@ async fn serve_stream(
         ended
     };
     let Some(ended) = ended else {
-        return if reply.is_unanswered() { Served::Unwanted } else { Served::Answered };
+        return if reply.is_unanswered() { StreamResult::Unwanted } else { StreamResult::Answered };
     };
     match ended {
         Err(code) => reply.reset_stream(code),
@@ -277,12 +277,12 @@ async fn serve_stream(
             never = half_close.wake_on_end() => match never {},
         },
     }
-    Served::Answered
+    StreamResult::Answered
 }
 
 /// True if the codec has reset the stream because of a malformed body or trailer section.
 #[cold]
-fn is_malformed(body: &mut Source<'_>, cx: &mut Context<'_>) -> bool {
+fn is_malformed(body: &mut BodySource<'_>, cx: &mut Context<'_>) -> bool {
     loop {
         match body.poll_next(cx) {
             Poll::Ready(Ok(Some(_))) => {}
@@ -295,10 +295,10 @@ fn is_malformed(body: &mut Source<'_>, cx: &mut Context<'_>) -> bool {
 /// Reads and drops the rest of a body after the response, within limits. The codec resets the stream of a body
 /// that is dropped before its end (RFC 9113 §8.1), and some clients lose a response that is followed
 /// immediately by a reset.
-async fn read_out(source: &mut Source<'_>) {
+async fn read_out(source: &mut BodySource<'_>) {
     let read = async {
         let mut left = READ_OUT_BYTES_MAX;
-        while let Ok(Some(Piece::Data(data))) = poll_fn(|cx| source.poll_next(cx)).await {
+        while let Ok(Some(BodyPiece::Data(data))) = poll_fn(|cx| source.poll_next(cx)).await {
             match left.checked_sub(data.len()) {
                 Some(rest) => left = rest,
                 None => break,

@@ -17,30 +17,30 @@ use leno_wire::link::ResetCode;
 use super::cancel;
 use super::half_close::HalfClose;
 use super::head;
-use crate::http::answer;
-use crate::http::body::Piece;
+use crate::http::body::BodyPiece;
+use crate::http::generated_response;
 use crate::http::message::ReadError;
 use crate::http::respond::ClientGone;
 
 /// A received body. Flow control credit for a piece is returned when the next piece is requested.
-pub(crate) struct Received {
+pub(crate) struct ReceivedBody {
     stream: RecvStream,
     owed: usize,
-    phase: Phase,
+    phase: BodyPhase,
     /// The client connection from which it arrives.
     half_close: Option<Rc<HalfClose>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum BodyPhase {
     Data,
     Trailers,
     Ended,
 }
 
-impl Received {
+impl ReceivedBody {
     pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, owed: 0, phase: Phase::Data, half_close: None }
+        Self { stream, owed: 0, phase: BodyPhase::Data, half_close: None }
     }
 
     /// Returns the body of a request, which fails if its client half-closes the connection before the end of
@@ -51,14 +51,14 @@ impl Received {
 
     /// True if the whole body has been taken.
     pub(crate) fn is_complete(&self) -> bool {
-        self.phase == Phase::Ended
+        self.phase == BodyPhase::Ended
     }
 
     /// Returns the next piece; `None` at the end. The codec enforces a declared length.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<Piece>, ReadError>> {
+    ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         let owed = std::mem::take(&mut self.owed);
         if owed > 0 {
             // An error means that the stream is gone, which the next read reports.
@@ -72,26 +72,26 @@ impl Received {
         }
     }
 
-    fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Piece>, ReadError>> {
+    fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         loop {
             match self.phase {
-                Phase::Data => match ready!(self.stream.poll_data(cx)) {
+                BodyPhase::Data => match ready!(self.stream.poll_data(cx)) {
                     Some(Ok(data)) if data.is_empty() => {}
                     Some(Ok(data)) => {
                         self.owed = data.len();
                         // If this piece ends the stream, the end is reported together with it: some servers
                         // cancel a complete response if they have not received the end of the request.
                         if self.stream.is_end_stream() {
-                            self.phase = Phase::Ended;
+                            self.phase = BodyPhase::Ended;
                         }
-                        return Poll::Ready(Ok(Some(Piece::Data(data))));
+                        return Poll::Ready(Ok(Some(BodyPiece::Data(data))));
                     }
                     Some(Err(error)) => return Poll::Ready(Err(read_error(error))),
-                    None => self.phase = Phase::Trailers,
+                    None => self.phase = BodyPhase::Trailers,
                 },
-                Phase::Trailers => {
+                BodyPhase::Trailers => {
                     let trailers = ready!(self.stream.poll_trailers(cx)).map_err(read_error)?;
-                    self.phase = Phase::Ended;
+                    self.phase = BodyPhase::Ended;
                     if trailers.as_ref().is_some_and(|fields| fields.len() > FIELDS_MAX) {
                         return Poll::Ready(Err(Malformed::TooManyFields.into()));
                     }
@@ -99,9 +99,9 @@ impl Received {
                     if section.as_ref().is_some_and(|section| section.len() > HEAD_BYTES_MAX) {
                         return Poll::Ready(Err(Malformed::HeadTooLarge.into()));
                     }
-                    return Poll::Ready(Ok(section.map(Piece::Trailers)));
+                    return Poll::Ready(Ok(section.map(BodyPiece::Trailers)));
                 }
-                Phase::Ended => return Poll::Ready(Ok(None)),
+                BodyPhase::Ended => return Poll::Ready(Ok(None)),
             }
         }
     }
@@ -118,13 +118,13 @@ fn read_error(error: h2::Error) -> ReadError {
 
 /// A sent body, subject to flow control.
 #[derive(Clone)]
-pub(crate) struct Outgoing(Rc<RefCell<SendStream<Bytes>>>);
+pub(crate) struct OutgoingBody(Rc<RefCell<SendStream<Bytes>>>);
 
 /// A stream to a server with a pending response.
-pub(crate) struct Asked(Option<Outgoing>);
+pub(crate) struct RequestStream(Option<OutgoingBody>);
 
-impl Asked {
-    pub(crate) fn new(outgoing: &Outgoing) -> Self {
+impl RequestStream {
+    pub(crate) fn new(outgoing: &OutgoingBody) -> Self {
         Self(Some(outgoing.clone()))
     }
 
@@ -134,7 +134,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for RequestStream {
     /// Resets the stream with the client's HTTP/2 code; without one the codec sends CANCEL.
     fn drop(&mut self) {
         if let (Some(outgoing), Some(code)) = (&self.0, cancel::current_code().to_http2()) {
@@ -145,9 +145,9 @@ impl Drop for Asked {
 
 /// The peer accepts no more data.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Gone;
+pub(crate) struct PeerGone;
 
-impl Outgoing {
+impl OutgoingBody {
     pub(crate) fn new(stream: SendStream<Bytes>) -> Self {
         Self(Rc::new(RefCell::new(stream)))
     }
@@ -158,32 +158,32 @@ impl Outgoing {
         cx: &mut Context<'_>,
         data: &mut Bytes,
         end: bool,
-    ) -> Poll<Result<(), Gone>> {
+    ) -> Poll<Result<(), PeerGone>> {
         let mut stream = self.0.borrow_mut();
         while !data.is_empty() {
             stream.reserve_capacity(data.len().min(SEND_BYTES_MAX));
             while stream.capacity() == 0 {
                 match ready!(stream.poll_capacity(cx)) {
                     Some(Ok(_)) => {}
-                    Some(Err(_)) | None => return Poll::Ready(Err(Gone)),
+                    Some(Err(_)) | None => return Poll::Ready(Err(PeerGone)),
                 }
             }
             let piece = data.split_to(stream.capacity().min(data.len()));
             let last = end && data.is_empty();
-            stream.send_data(piece, last).map_err(|_| Gone)?;
+            stream.send_data(piece, last).map_err(|_| PeerGone)?;
             if last {
                 return Poll::Ready(Ok(()));
             }
         }
         if end {
-            stream.send_data(Bytes::new(), true).map_err(|_| Gone)?;
+            stream.send_data(Bytes::new(), true).map_err(|_| PeerGone)?;
         }
         Poll::Ready(Ok(()))
     }
 
     /// Sends a validated trailer section; no frame follows it.
-    pub(crate) fn send_trailers(&self, section: &[u8]) -> Result<(), Gone> {
-        self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| Gone)
+    pub(crate) fn send_trailers(&self, section: &[u8]) -> Result<(), PeerGone> {
+        self.0.borrow_mut().send_trailers(head::trailers_to(section)).map_err(|_| PeerGone)
     }
 
     /// Resolves when the peer has reset the stream, or its connection is gone.
@@ -194,16 +194,16 @@ impl Outgoing {
 
 /// The response to one request. Clones refer to the same response.
 #[derive(Clone)]
-pub(crate) struct Reply(Rc<RefCell<State>>);
+pub(crate) struct Http2Response(Rc<RefCell<ResponseState>>);
 
-enum State {
+enum ResponseState {
     Unanswered(SendResponse<Bytes>),
-    Answering(Outgoing),
+    Answering(OutgoingBody),
 }
 
-impl Reply {
+impl Http2Response {
     pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
-        Self(Rc::new(RefCell::new(State::Unanswered(respond))))
+        Self(Rc::new(RefCell::new(ResponseState::Unanswered(respond))))
     }
 
     /// Forwards an interim (1xx) head.
@@ -220,10 +220,10 @@ impl Reply {
 
     fn send_informational(&self, response: Response<()>) -> Result<(), ClientGone> {
         match &mut *self.0.borrow_mut() {
-            State::Unanswered(respond) => {
+            ResponseState::Unanswered(respond) => {
                 respond.send_informational(response).map_err(|_| ClientGone)
             }
-            State::Answering(_) => Err(ClientGone),
+            ResponseState::Answering(_) => Err(ClientGone),
         }
     }
 
@@ -235,10 +235,10 @@ impl Reply {
         add: &[(&str, &[u8])],
         rule: Option<&FieldEdits>,
         bodiless: bool,
-    ) -> Result<Outgoing, ClientGone> {
+    ) -> Result<OutgoingBody, ClientGone> {
         let mut response = head::response_to(bytes, head).ok_or(ClientGone)?;
         if let Some(rule) = rule {
-            answer::edit_fields(rule, response.headers_mut()).ok_or(ClientGone)?;
+            generated_response::edit_fields(rule, response.headers_mut()).ok_or(ClientGone)?;
         }
         for (name, value) in add {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;
@@ -249,22 +249,26 @@ impl Reply {
     }
 
     /// Sends a final head, and returns the sink of its body. `end`: there is no body.
-    pub(crate) fn send_head(&self, head: Response<()>, end: bool) -> Result<Outgoing, ClientGone> {
+    pub(crate) fn send_head(
+        &self,
+        head: Response<()>,
+        end: bool,
+    ) -> Result<OutgoingBody, ClientGone> {
         let mut state = self.0.borrow_mut();
-        let State::Unanswered(respond) = &mut *state else {
+        let ResponseState::Unanswered(respond) = &mut *state else {
             return Err(ClientGone);
         };
         let stream = respond.send_response(head, end).map_err(|_| ClientGone)?;
-        let outgoing = Outgoing::new(stream);
-        *state = State::Answering(outgoing.clone());
+        let outgoing = OutgoingBody::new(stream);
+        *state = ResponseState::Answering(outgoing.clone());
         Ok(outgoing)
     }
 
     /// Resolves when the client has canceled the request, with its code, or is gone.
     pub(super) async fn wait_canceled(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
-            State::Unanswered(respond) => respond.poll_reset(cx).map(Result::ok),
-            State::Answering(outgoing) => outgoing.poll_reset(cx),
+            ResponseState::Unanswered(respond) => respond.poll_reset(cx).map(Result::ok),
+            ResponseState::Answering(outgoing) => outgoing.poll_reset(cx),
         })
         .await
         .map_or(ResetCode::Cancelled, |code| ResetCode::of_http2(code.into()))
@@ -272,15 +276,15 @@ impl Reply {
 
     /// True if no part of the response was sent.
     pub(super) fn is_unanswered(&self) -> bool {
-        matches!(*self.0.borrow(), State::Unanswered(_))
+        matches!(*self.0.borrow(), ResponseState::Unanswered(_))
     }
 
     /// Resets the stream of an incomplete response. The client receives the HTTP/2 code of the upstream.
     pub(super) fn reset_stream(&self, code: ResetCode) {
         let code = code.to_http2().map_or(Code::INTERNAL_ERROR, Code::from);
         match &mut *self.0.borrow_mut() {
-            State::Unanswered(respond) => respond.send_reset(code),
-            State::Answering(outgoing) => outgoing.0.borrow_mut().send_reset(code),
+            ResponseState::Unanswered(respond) => respond.send_reset(code),
+            ResponseState::Answering(outgoing) => outgoing.0.borrow_mut().send_reset(code),
         }
     }
 }

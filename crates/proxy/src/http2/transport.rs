@@ -16,13 +16,13 @@ pub(super) struct Transport {
     io: Io,
     early: BytesMut,
     /// A frame to insert that the client did not send.
-    splice: Option<Box<Splice>>,
+    splice: Option<Box<InsertedFrame>>,
     /// The streams of a client, which may outlive its own direction.
     half_close: Option<Rc<HalfClose>>,
 }
 
 /// A frame to insert, and the number of client bytes that precede it.
-struct Splice {
+struct InsertedFrame {
     /// The client's preface and the header of its first frame, as far as they have arrived.
     opening: Vec<u8>,
     left: usize,
@@ -37,7 +37,7 @@ impl Transport {
     /// Returns a transport that inserts `frame` after the preface and the first frame of the client.
     pub(super) fn with_frame(io: Io, early: BytesMut, frame: Bytes) -> Self {
         let opening = Vec::with_capacity(OPENING_BYTES);
-        let splice = Splice { opening, left: OPENING_BYTES, frame };
+        let splice = InsertedFrame { opening, left: OPENING_BYTES, frame };
         Self { io, early, splice: Some(Box::new(splice)), half_close: None }
     }
 
@@ -75,7 +75,7 @@ impl Transport {
 
     fn poll_spliced(
         &mut self,
-        mut splice: Box<Splice>,
+        mut splice: Box<InsertedFrame>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
@@ -97,7 +97,7 @@ impl Transport {
     }
 }
 
-impl Splice {
+impl InsertedFrame {
     /// # Errors
     /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would not object, and the request
     /// would get a response without them.

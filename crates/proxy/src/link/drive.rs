@@ -10,8 +10,8 @@ use bytes::BytesMut;
 use leno_wire::link::LinkError;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{LinkHandle, Opened};
-use crate::buffers::{self, Size};
+use super::{LinkHandle, OpenedStream};
+use crate::buffers::{self, BufferSize};
 use crate::io::Io;
 
 impl LinkHandle {
@@ -25,46 +25,46 @@ impl LinkHandle {
         self,
         io: Io,
         idle: Duration,
-        on_open: impl FnMut(Opened),
+        on_open: impl FnMut(OpenedStream),
     ) -> Result<(), LinkError> {
-        self.drive_at(Rhythm { beat: BEAT, tick: TICK, idle }, io, on_open).await
+        self.drive_at(LinkIntervals { beat: BEAT, tick: TICK, idle }, io, on_open).await
     }
 
     async fn drive_at(
         self,
-        rhythm: Rhythm,
+        intervals: LinkIntervals,
         io: Io,
-        on_open: impl FnMut(Opened),
+        on_open: impl FnMut(OpenedStream),
     ) -> Result<(), LinkError> {
-        let beat_at = Instant::now() + rhythm.beat;
+        let beat_at = Instant::now() + intervals.beat;
         let mut driver = Driver {
             link: self.clone(),
             io: io.clone(),
             input: BytesMut::new(),
             output: BytesMut::new(),
             on_open,
-            rhythm,
+            intervals,
             timer: Box::pin(sleep_until(beat_at)),
             beat_at,
-            pace: Pace::Idle,
-            heard: false,
+            pace: CheckInterval::Idle,
+            has_received: false,
             unanswered: None,
             used: false,
-            idle_left: rhythm.idle,
-            parting: PARTING_BEATS,
-            misuse: None,
+            idle_left: intervals.idle,
+            closing_beats: PARTING_BEATS,
+            violation: None,
         };
         poll_fn(|cx| driver.poll_turn(cx)).await;
-        let misuse = driver.misuse.take();
+        let violation = driver.violation.take();
         self.break_off();
         io.close().await;
-        misuse.map_or(Ok(()), Err)
+        violation.map_or(Ok(()), Err)
     }
 }
 
 /// The intervals of a link.
 #[derive(Debug, Clone, Copy)]
-struct Rhythm {
+struct LinkIntervals {
     /// The interval of beats, which renew allowances.
     beat: Duration,
     /// The interval of liveness checks while streams are open.
@@ -80,14 +80,14 @@ struct Driver<F> {
     input: BytesMut,
     output: BytesMut,
     on_open: F,
-    rhythm: Rhythm,
+    intervals: LinkIntervals,
     /// The time of the next check. One timer serves all waits of a link.
     timer: Pin<Box<Sleep>>,
     /// The time of the next beat.
     beat_at: Instant,
-    pace: Pace,
+    pace: CheckInterval,
     /// True if bytes arrived since the last check.
-    heard: bool,
+    has_received: bool,
     /// The number of checks since an unanswered ping.
     unanswered: Option<u32>,
     /// True if a stream was opened or written to since the last beat.
@@ -95,14 +95,14 @@ struct Driver<F> {
     /// The remaining idle time.
     idle_left: Duration,
     /// The remaining beats for the peer to answer the ping of a retiring link.
-    parting: u32,
+    closing_beats: u32,
     /// The peer's protocol violation, if there was one.
-    misuse: Option<LinkError>,
+    violation: Option<LinkError>,
 }
 
 /// The interval of liveness checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pace {
+enum CheckInterval {
     /// The beat interval: no stream is open.
     Idle,
     /// A tick, doubled this many times: streams are open.
@@ -111,12 +111,12 @@ enum Pace {
 
 /// The state of the read half.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Input {
+enum ReadState {
     Open,
-    Over,
+    Closed,
 }
 
-impl<F: FnMut(Opened)> Driver<F> {
+impl<F: FnMut(OpenedStream)> Driver<F> {
     /// Runs one turn. `Ready` when the link is over.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_used = {
@@ -124,7 +124,7 @@ impl<F: FnMut(Opened)> Driver<F> {
             state.driver = Some(cx.waker().clone());
             state.used
         };
-        if is_used && self.pace != Pace::Watched(0) {
+        if is_used && self.pace != CheckInterval::Watched(0) {
             self.watch_closely();
         }
         let input = self.poll_input(cx);
@@ -132,14 +132,14 @@ impl<F: FnMut(Opened)> Driver<F> {
         loop {
             if self.output.is_empty() && !self.io.is_unflushed() && !self.take_output() {
                 let state = self.link.0.state.borrow();
-                let over = input == Input::Over || state.broken || state.is_finished();
+                let over = input == ReadState::Closed || state.broken || state.is_finished();
                 return if over || !is_alive { Poll::Ready(()) } else { Poll::Pending };
             }
             match self.io.poll_write_all(cx, &mut self.output) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(()),
                 // After a disconnect or a protocol violation, pending output is dropped.
-                Poll::Pending if input == Input::Over || !is_alive => return Poll::Ready(()),
+                Poll::Pending if input == ReadState::Closed || !is_alive => return Poll::Ready(()),
                 Poll::Pending if self.link.is_broken() => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             }
@@ -150,8 +150,8 @@ impl<F: FnMut(Opened)> Driver<F> {
     /// detected soon.
     #[inline(never)]
     fn watch_closely(&mut self) {
-        self.pace = Pace::Watched(0);
-        let next = Instant::now() + self.rhythm.tick;
+        self.pace = CheckInterval::Watched(0);
+        let next = Instant::now() + self.intervals.tick;
         if next < self.timer.deadline() {
             self.timer.as_mut().reset(next);
         }
@@ -163,20 +163,22 @@ impl<F: FnMut(Opened)> Driver<F> {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             // After a stall of this process, received bytes may not have been read yet.
-            let is_late = now > self.timer.deadline() + self.rhythm.tick;
+            let is_late = now > self.timer.deadline() + self.intervals.tick;
             let is_alive = self.check_peer(is_late);
             if now >= self.beat_at {
-                self.beat_at = now + self.rhythm.beat;
+                self.beat_at = now + self.intervals.beat;
                 self.renew_allowances();
             }
             if !is_alive {
                 return false;
             }
             let next = match self.pace {
-                Pace::Idle => self.beat_at,
+                CheckInterval::Idle => self.beat_at,
                 // A ping is unanswered.
-                Pace::Watched(_) if self.unanswered.is_some() => now + self.rhythm.tick,
-                Pace::Watched(doubled) => now + self.rhythm.tick.saturating_mul(1 << doubled),
+                CheckInterval::Watched(_) if self.unanswered.is_some() => now + self.intervals.tick,
+                CheckInterval::Watched(doubled) => {
+                    now + self.intervals.tick.saturating_mul(1 << doubled)
+                }
             };
             self.timer.as_mut().reset(next);
         }
@@ -186,23 +188,25 @@ impl<F: FnMut(Opened)> Driver<F> {
     /// Pings a silent peer while streams are open, reports it if it remains silent, and finally returns false.
     fn check_peer(&mut self, is_late: bool) -> bool {
         let was_silent = self.link.0.state.borrow().is_silent;
-        if self.heard && was_silent {
+        if self.has_received && was_silent {
             self.link.note_silence(false);
         }
         let mut state = self.link.0.state.borrow_mut();
         let is_used = std::mem::take(&mut state.used);
         self.used |= is_used;
-        let was_answered = self.heard && self.unanswered.is_some();
+        let was_answered = self.has_received && self.unanswered.is_some();
         let is_needed = !state.slots.is_empty() || state.retired;
         self.pace = match self.pace {
-            _ if is_used => Pace::Watched(0),
-            _ if !is_needed => Pace::Idle,
+            _ if is_used => CheckInterval::Watched(0),
+            _ if !is_needed => CheckInterval::Idle,
             // Open streams without data in either direction: the peer responds, so pings become less frequent.
-            Pace::Watched(doubled) if was_answered => Pace::Watched((doubled + 1).min(DOUBLED_MAX)),
-            Pace::Watched(doubled) => Pace::Watched(doubled),
-            Pace::Idle => Pace::Watched(0),
+            CheckInterval::Watched(doubled) if was_answered => {
+                CheckInterval::Watched((doubled + 1).min(DOUBLED_MAX))
+            }
+            CheckInterval::Watched(doubled) => CheckInterval::Watched(doubled),
+            CheckInterval::Idle => CheckInterval::Watched(0),
         };
-        if std::mem::take(&mut self.heard) || is_late {
+        if std::mem::take(&mut self.has_received) || is_late {
             self.unanswered = self.unanswered.filter(|_| !was_answered);
             return true;
         }
@@ -232,13 +236,13 @@ impl<F: FnMut(Opened)> Driver<F> {
         let unused = state.slots.is_empty() && !std::mem::take(&mut self.used);
         if state.retired && !state.concluded {
             // A peer that keeps opening streams without answering the ping has reached its limit.
-            match self.parting {
+            match self.closing_beats {
                 0 => state.announce_last(),
-                left => self.parting = left - 1,
+                left => self.closing_beats = left - 1,
             }
         }
         drop(state);
-        let Rhythm { beat, idle, .. } = self.rhythm;
+        let LinkIntervals { beat, idle, .. } = self.intervals;
         self.idle_left = if unused { self.idle_left.saturating_sub(beat) } else { idle };
         if self.idle_left.is_zero() {
             self.link.retire();
@@ -248,7 +252,7 @@ impl<F: FnMut(Opened)> Driver<F> {
     /// Takes the output of the turn. Returns false if there is none.
     fn take_output(&mut self) -> bool {
         // An idle link holds no buffer.
-        buffers::return_buffer(&mut self.output, Size::Turn);
+        buffers::return_buffer(&mut self.output, BufferSize::Turn);
         let mut state = self.link.0.state.borrow_mut();
         let was_congested = state.link.is_congested();
         std::mem::swap(&mut self.output, state.link.output());
@@ -260,12 +264,12 @@ impl<F: FnMut(Opened)> Driver<F> {
     }
 
     /// Reads and dispatches received frames.
-    fn poll_input(&mut self, cx: &mut Context<'_>) -> Input {
+    fn poll_input(&mut self, cx: &mut Context<'_>) -> ReadState {
         for _ in 0..READS_PER_TURN {
             match self.io.poll_read(cx, &mut self.input) {
-                Poll::Ready(Ok(0) | Err(_)) => return Input::Over,
-                Poll::Ready(Ok(_)) => self.heard = true,
-                Poll::Pending => return Input::Open,
+                Poll::Ready(Ok(0) | Err(_)) => return ReadState::Closed,
+                Poll::Ready(Ok(_)) => self.has_received = true,
+                Poll::Pending => return ReadState::Open,
             }
             loop {
                 let event = self.link.0.state.borrow_mut().link.receive(&mut self.input);
@@ -273,15 +277,15 @@ impl<F: FnMut(Opened)> Driver<F> {
                     Ok(Some(event)) => self.link.dispatch_event(event, &mut self.on_open),
                     Ok(None) => break,
                     Err(error) => {
-                        self.misuse = Some(error);
-                        return Input::Over;
+                        self.violation = Some(error);
+                        return ReadState::Closed;
                     }
                 }
             }
         }
         // More bytes may be available; the streams of this turn run first.
         cx.waker().wake_by_ref();
-        Input::Open
+        ReadState::Open
     }
 }
 
@@ -309,13 +313,13 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
-    use leno_wire::link::{Limits, Link, Role, StreamKind};
+    use leno_wire::link::{Link, LinkLimits, Role, StreamKind};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::io::Stream;
-    use crate::link::Lost;
+    use crate::io::ByteStream;
+    use crate::link::StreamLoss;
     use crate::tests::fixture::{Application, run, wait_until};
 
     /// A link over plain TCP to a peer that sends its greeting, and then `word` for everything that it
@@ -325,16 +329,20 @@ mod tests {
     }
 
     async fn link_for(idle: Duration, word: &'static [u8]) -> LinkHandle {
-        let rhythm = Rhythm { beat: PERIOD, tick: PERIOD / 4, idle };
-        link_with(rhythm, Duration::ZERO, word).await
+        let intervals = LinkIntervals { beat: PERIOD, tick: PERIOD / 4, idle };
+        link_with(intervals, Duration::ZERO, word).await
     }
 
     /// The same, with a peer that pauses before each `word`.
-    async fn link_with(rhythm: Rhythm, pause: Duration, word: &'static [u8]) -> LinkHandle {
+    async fn link_with(
+        intervals: LinkIntervals,
+        pause: Duration,
+        word: &'static [u8],
+    ) -> LinkHandle {
         let peer = Application::start(move |mut client| async move {
-            client.send_bytes(Link::new(Role::Acceptor, Limits::default()).output()).await;
-            let mut heard = [0; 1024];
-            while matches!(client.stream.read(&mut heard).await, Ok(1..)) {
+            client.send_bytes(Link::new(Role::Acceptor, LinkLimits::default()).output()).await;
+            let mut has_received = [0; 1024];
+            while matches!(client.stream.read(&mut has_received).await, Ok(1..)) {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
@@ -345,7 +353,7 @@ mod tests {
         });
         let tcp = TcpStream::connect(peer.await.address).await.unwrap();
         let link = LinkHandle::new(Role::Opener);
-        let driven = link.clone().drive_at(rhythm, Io::new(Stream::Plain(tcp)), |_| {});
+        let driven = link.clone().drive_at(intervals, Io::new(ByteStream::Plain(tcp)), |_| {});
         tokio::task::spawn_local(driven);
         link.wait_ready().await.unwrap();
         link
@@ -359,7 +367,7 @@ mod tests {
             let noted = was_silent.clone();
             link.on_silence(move |_, is_silent| noted.set(is_silent));
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
-            assert_eq!(stream.wait_until_lost().await, Lost::Broken);
+            assert_eq!(stream.wait_until_lost().await, StreamLoss::Broken);
             assert!(link.is_broken() && was_silent.get());
         });
     }
@@ -380,7 +388,7 @@ mod tests {
         run(async {
             // The responses arrive between the second and the third check after each ping.
             let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
-            let link = link_with(Rhythm { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
+            let link = link_with(LinkIntervals { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             assert!(tokio::time::timeout(pause * 4, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
@@ -392,7 +400,7 @@ mod tests {
         run(async {
             // Each response arrives between the sixth and the seventh check after its ping.
             let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
-            let link = link_with(Rhythm { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
+            let link = link_with(LinkIntervals { beat: BEAT, tick, idle: IDLE }, pause, PONG).await;
             let noted = Rc::new(RefCell::new(Vec::new()));
             let notes = noted.clone();
             link.on_silence(move |_, is_silent| notes.borrow_mut().push(is_silent));

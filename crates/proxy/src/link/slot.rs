@@ -9,7 +9,7 @@ use leno_wire::link::ResetCode;
 
 /// The receive queue of one stream, and its waiting tasks.
 #[derive(Default)]
-pub(super) struct Slot {
+pub(super) struct StreamSlot {
     pub(super) arrived: VecDeque<Incoming>,
     pub(super) reader: Option<Waker>,
     pub(super) writer: Option<Waker>,
@@ -20,7 +20,7 @@ pub(super) struct Slot {
     /// True if the peer's direction has ended.
     pub(super) theirs_ended: bool,
     /// Set if the stream was reset by the peer, or lost with the connection.
-    pub(super) ended: Option<Lost>,
+    pub(super) ended: Option<StreamLoss>,
     /// The reason that the peer reports with its reset, for counts only.
     pub(super) reported: Option<Reason>,
 }
@@ -38,7 +38,7 @@ pub(crate) enum Incoming {
 
 /// The reason why a stream ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lost {
+pub(crate) enum StreamLoss {
     /// The peer did not process it: safe to retry elsewhere.
     Refused,
     /// The peer's application accepts no connection: safe to retry elsewhere.
@@ -51,7 +51,7 @@ pub(crate) enum Lost {
     Http2(ResetCode),
 }
 
-impl Slot {
+impl StreamSlot {
     /// Queues an item until the reader takes it.
     pub(super) fn queue_item(&mut self, incoming: Incoming) {
         self.theirs_ended |= incoming.is_last();
@@ -79,7 +79,7 @@ impl Slot {
     }
 
     /// Ends the stream early. If both directions have ended it is complete, and queued items can still be read.
-    pub(super) fn end_early(&mut self, lost: Lost) {
+    pub(super) fn end_early(&mut self, lost: StreamLoss) {
         if self.is_whole() {
             return;
         }
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_window_that_comes_byte_by_byte_is_kept_in_few_pieces() {
         const WINDOW: usize = 64 * 1024;
-        let mut slot = Slot::default();
+        let mut slot = StreamSlot::default();
         for index in 0..WINDOW {
             slot.queue_item(data_item(&[index as u8], index + 1 == WINDOW));
         }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn full_frames_are_kept_as_they_came() {
-        let mut slot = Slot::default();
+        let mut slot = StreamSlot::default();
         let frame = Bytes::from(vec![7; PIECE_BYTES_MAX]);
         for _ in 0..2 {
             slot.queue_item(Incoming::Data { data: frame.clone(), end: false });
@@ -151,10 +151,10 @@ mod tests {
 
     #[test]
     fn a_stream_that_is_whole_cannot_be_lost_any_more() {
-        for (ours_ended, expected) in [(true, None), (false, Some(Lost::Broken))] {
-            let mut slot = Slot { ours_ended, ..Slot::default() };
+        for (ours_ended, expected) in [(true, None), (false, Some(StreamLoss::Broken))] {
+            let mut slot = StreamSlot { ours_ended, ..StreamSlot::default() };
             slot.queue_item(data_item(b"last", true));
-            slot.end_early(Lost::Broken);
+            slot.end_early(StreamLoss::Broken);
             assert_eq!(slot.ended, expected);
             assert_eq!(slot.arrived.len(), 1);
         }

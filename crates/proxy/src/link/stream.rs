@@ -9,27 +9,27 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::{ResetCode, StreamId};
 
-use super::{Incoming, Lost, ReceivedHead, Shared};
-use crate::buffers::{self, Size};
+use super::{Incoming, ReceivedHead, SharedLink, StreamLoss};
+use crate::buffers::{self, BufferSize};
 use crate::http2::cancel;
 use crate::max_wait::poll_within;
 
 /// One stream. Dropping it before both sides have ended resets it.
 pub(crate) struct LinkStream {
-    shared: Rc<Shared>,
+    shared: Rc<SharedLink>,
     id: StreamId,
 }
 
 impl LinkStream {
-    pub(super) fn new(shared: Rc<Shared>, id: StreamId) -> Self {
+    pub(super) fn new(shared: Rc<SharedLink>, id: StreamId) -> Self {
         Self { shared, id }
     }
 
     /// Returns the next item. Taking data returns its credit to the sender.
-    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, Lost>> {
+    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, StreamLoss>> {
         let mut state = self.shared.state.borrow_mut();
         let Some(slot) = state.slots.get_mut(&self.id) else {
-            return Poll::Ready(Err(Lost::Broken));
+            return Poll::Ready(Err(StreamLoss::Broken));
         };
         match slot.arrived.pop_front() {
             Some(incoming) => {
@@ -54,23 +54,23 @@ impl LinkStream {
     }
 
     /// Waits for the next item.
-    pub(crate) async fn next(&self) -> Result<Incoming, Lost> {
+    pub(crate) async fn next(&self) -> Result<Incoming, StreamLoss> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
     /// Returns the head of the final response without removing it; interim heads before it are dropped.
-    pub(crate) async fn final_head(&self) -> Result<ReceivedHead, Lost> {
+    pub(crate) async fn final_head(&self) -> Result<ReceivedHead, StreamLoss> {
         loop {
             self.wait_for_item().await?;
             let mut state = self.shared.state.borrow_mut();
-            let slot = state.slots.get_mut(&self.id).ok_or(Lost::Broken)?;
+            let slot = state.slots.get_mut(&self.id).ok_or(StreamLoss::Broken)?;
             match slot.arrived.front() {
                 Some(Incoming::Head { head, interim: false, rejected, .. }) => {
                     return Ok(ReceivedHead { bytes: head.clone(), rejected: *rejected });
                 }
                 Some(Incoming::Head { interim: true, .. }) => drop(slot.arrived.pop_front()),
                 Some(Incoming::Data { .. } | Incoming::Trailers(_)) | None => {
-                    return Err(Lost::Broken);
+                    return Err(StreamLoss::Broken);
                 }
             }
         }
@@ -83,11 +83,11 @@ impl LinkStream {
     }
 
     /// Resolves when an item has arrived, without removing it.
-    pub(crate) async fn wait_for_item(&self) -> Result<(), Lost> {
+    pub(crate) async fn wait_for_item(&self) -> Result<(), StreamLoss> {
         poll_fn(|cx| {
             let mut state = self.shared.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
-                None => Poll::Ready(Err(Lost::Broken)),
+                None => Poll::Ready(Err(StreamLoss::Broken)),
                 Some(slot) if !slot.arrived.is_empty() => Poll::Ready(Ok(())),
                 Some(slot) => match slot.ended {
                     Some(lost) => Poll::Ready(Err(lost)),
@@ -102,11 +102,11 @@ impl LinkStream {
     }
 
     /// Resolves when the peer has reset the stream or the connection is gone, before the stream was complete.
-    pub(crate) async fn wait_until_lost(&self) -> Lost {
+    pub(crate) async fn wait_until_lost(&self) -> StreamLoss {
         poll_fn(|cx| {
             let mut state = self.shared.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
-                None => Poll::Ready(Lost::Broken),
+                None => Poll::Ready(StreamLoss::Broken),
                 Some(slot) => match slot.ended {
                     Some(lost) => Poll::Ready(lost),
                     None => {
@@ -121,15 +121,18 @@ impl LinkStream {
 
     /// Resolves when the output of the link has room for a head or more data; `None` if it has none after
     /// `max_wait`.
-    pub(crate) async fn wait_uncongested(&self, max_wait: Duration) -> Option<Result<(), Lost>> {
+    pub(crate) async fn wait_uncongested(
+        &self,
+        max_wait: Duration,
+    ) -> Option<Result<(), StreamLoss>> {
         poll_within(max_wait, |cx| self.poll_uncongested(cx)).await
     }
 
-    fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), Lost>> {
+    fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), StreamLoss>> {
         let mut guard = self.shared.state.borrow_mut();
         let state = &mut *guard;
         let Some(slot) = state.slots.get_mut(&self.id) else {
-            return Poll::Ready(Err(Lost::Broken));
+            return Poll::Ready(Err(StreamLoss::Broken));
         };
         if let Some(lost) = slot.ended {
             return Poll::Ready(Err(lost));
@@ -150,7 +153,7 @@ impl LinkStream {
         interim: bool,
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
-    ) -> Result<(), Lost> {
+    ) -> Result<(), StreamLoss> {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.link_with_buffer().send_head(self.id, interim, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
@@ -158,7 +161,7 @@ impl LinkStream {
         }
         state.used = true;
         state.wake_driver();
-        sent.map_err(|_| Lost::Broken)
+        sent.map_err(|_| StreamLoss::Broken)
     }
 
     /// Sends the final head of a rejection by this sidecar; call as [`send_head`](Self::send_head).
@@ -166,7 +169,7 @@ impl LinkStream {
         &self,
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
-    ) -> Result<(), Lost> {
+    ) -> Result<(), StreamLoss> {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.link_with_buffer().send_rejection(self.id, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
@@ -174,7 +177,7 @@ impl LinkStream {
         }
         state.used = true;
         state.wake_driver();
-        sent.map_err(|_| Lost::Broken)
+        sent.map_err(|_| StreamLoss::Broken)
     }
 
     /// Sends from the front of `data` as credit permits; ready when it is empty.
@@ -183,15 +186,15 @@ impl LinkStream {
         cx: &mut Context<'_>,
         data: &mut Bytes,
         end: bool,
-    ) -> Poll<Result<(), Lost>> {
+    ) -> Poll<Result<(), StreamLoss>> {
         std::task::ready!(self.poll_uncongested(cx))?;
         let mut guard = self.shared.state.borrow_mut();
         let state = &mut *guard;
-        buffers::ensure_capacity(state.link.output(), Size::Turn);
+        buffers::ensure_capacity(state.link.output(), BufferSize::Turn);
         let (Some(slot), Ok(sent)) =
             (state.slots.get_mut(&self.id), state.link.send_data(self.id, data, end))
         else {
-            return Poll::Ready(Err(Lost::Broken));
+            return Poll::Ready(Err(StreamLoss::Broken));
         };
         let done = sent == data.len();
         drop(data.split_to(sent));
@@ -206,7 +209,7 @@ impl LinkStream {
     }
 
     /// Sends a trailer section; nothing follows it.
-    pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), Lost> {
+    pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), StreamLoss> {
         let mut state = self.shared.state.borrow_mut();
         let sent = state.link_with_buffer().send_trailers(self.id, trailers);
         if let Some(slot) = state.slots.get_mut(&self.id) {
@@ -214,7 +217,7 @@ impl LinkStream {
         }
         state.used = true;
         state.wake_driver();
-        sent.map_err(|_| Lost::Broken)
+        sent.map_err(|_| StreamLoss::Broken)
     }
 
     /// Resets the stream with a code on which the peer can act.

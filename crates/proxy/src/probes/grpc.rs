@@ -8,27 +8,27 @@ use h2::RecvStream;
 use h2::client::handshake;
 use serde::Deserialize;
 
-use super::{Unwell, dial_application};
+use super::{ProbeFailure, dial_application};
 use crate::config::Interception;
 use crate::http::grpc::{health, message};
 
 /// A health check request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Check {
+pub(super) struct GrpcHealthCheck {
     pub(super) port: NonZeroU16,
     /// The name of the service; empty for the whole server.
     #[serde(default)]
     service: Option<String>,
 }
 
-impl Check {
+impl GrpcHealthCheck {
     pub(super) async fn run_check(
         &self,
         address: SocketAddr,
         interception: &Interception,
-    ) -> Result<(), Unwell> {
+    ) -> Result<(), ProbeFailure> {
         let tcp = dial_application(address, interception).await?;
-        let (mut sender, connection) = handshake(tcp).await.map_err(|_| Unwell::Broken)?;
+        let (mut sender, connection) = handshake(tcp).await.map_err(|_| ProbeFailure::Broken)?;
         let question = health::encode_check(self.service.as_deref().unwrap_or_default());
         let asked = async {
             let request = http::Request::post(format!("http://{address}{}", health::METHOD))
@@ -36,17 +36,17 @@ impl Check {
                 .header("te", "trailers")
                 .header("user-agent", concat!("leno-probe/", env!("CARGO_PKG_VERSION")))
                 .body(())
-                .map_err(|_| Unwell::Broken)?;
+                .map_err(|_| ProbeFailure::Broken)?;
             let (answer, mut body) =
-                sender.send_request(request, false).map_err(|_| Unwell::Broken)?;
-            body.send_data(question, true).map_err(|_| Unwell::Broken)?;
-            let answer = answer.await.map_err(|_| Unwell::Broken)?;
+                sender.send_request(request, false).map_err(|_| ProbeFailure::Broken)?;
+            body.send_data(question, true).map_err(|_| ProbeFailure::Broken)?;
+            let answer = answer.await.map_err(|_| ProbeFailure::Broken)?;
             let status = answer.status().as_u16();
             if status != 200 {
-                return Err(Unwell::Status(status));
+                return Err(ProbeFailure::Status(status));
             }
             if is_failure(answer.headers()) {
-                return Err(Unwell::Grpc);
+                return Err(ProbeFailure::Grpc);
             }
             read_verdict(answer.into_body()).await
         };
@@ -60,22 +60,22 @@ impl Check {
     }
 }
 
-async fn read_verdict(mut body: RecvStream) -> Result<(), Unwell> {
+async fn read_verdict(mut body: RecvStream) -> Result<(), ProbeFailure> {
     let mut received = BytesMut::new();
     while let Some(part) = body.data().await {
-        let part = part.map_err(|_| Unwell::Broken)?;
-        body.flow_control().release_capacity(part.len()).map_err(|_| Unwell::Broken)?;
-        message::append_part(&mut received, &part).map_err(|_| Unwell::Broken)?;
+        let part = part.map_err(|_| ProbeFailure::Broken)?;
+        body.flow_control().release_capacity(part.len()).map_err(|_| ProbeFailure::Broken)?;
+        message::append_part(&mut received, &part).map_err(|_| ProbeFailure::Broken)?;
     }
-    let trailers = body.trailers().await.map_err(|_| Unwell::Broken)?;
+    let trailers = body.trailers().await.map_err(|_| ProbeFailure::Broken)?;
     if trailers.is_some_and(|trailers| is_failure(&trailers)) {
-        return Err(Unwell::Grpc);
+        return Err(ProbeFailure::Grpc);
     }
-    let received = message::single_message(received.freeze()).map_err(|_| Unwell::Broken)?;
+    let received = message::single_message(received.freeze()).map_err(|_| ProbeFailure::Broken)?;
     match health::is_serving(received) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Unwell::NotServing),
-        Err(_) => Err(Unwell::Broken),
+        Ok(false) => Err(ProbeFailure::NotServing),
+        Err(_) => Err(ProbeFailure::Broken),
     }
 }
 

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 
-use super::{Unwell, dial_application};
+use super::{ProbeFailure, dial_application};
 use crate::config::Interception;
 
 /// A GET request for the application.
@@ -29,21 +29,21 @@ pub(super) struct HttpGet {
     path: String,
     pub(super) port: NonZeroU16,
     #[serde(default)]
-    scheme: Scheme,
+    scheme: ProbeScheme,
     #[serde(default)]
-    http_headers: Vec<Header>,
+    http_headers: Vec<ProbeHeader>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-enum Scheme {
+enum ProbeScheme {
     #[default]
     Http,
     Https,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-struct Header {
+struct ProbeHeader {
     name: String,
     #[serde(default)]
     value: String,
@@ -56,30 +56,30 @@ impl HttpGet {
         &self,
         address: SocketAddr,
         interception: &Interception,
-    ) -> Result<(), Unwell> {
+    ) -> Result<(), ProbeFailure> {
         let tcp = dial_application(address, interception).await?;
         let status = match self.scheme {
-            Scheme::Http => self.send_request(tcp, address).await?,
-            Scheme::Https => {
+            ProbeScheme::Http => self.send_request(tcp, address).await?,
+            ProbeScheme::Https => {
                 let name = ServerName::IpAddress(address.ip().into());
                 let connector = TlsConnector::from(any_certificate_config()?);
-                let tls = connector.connect(name, tcp).await.map_err(|_| Unwell::Broken)?;
+                let tls = connector.connect(name, tcp).await.map_err(|_| ProbeFailure::Broken)?;
                 self.send_request(tls, address).await?
             }
         };
         match status {
             200..400 => Ok(()),
-            status => Err(Unwell::Status(status)),
+            status => Err(ProbeFailure::Status(status)),
         }
     }
 
-    async fn send_request<S>(&self, stream: S, address: SocketAddr) -> Result<u16, Unwell>
+    async fn send_request<S>(&self, stream: S, address: SocketAddr) -> Result<u16, ProbeFailure>
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let shaken = http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = shaken.map_err(|_| Unwell::Broken)?;
-        let request = self.build_request(address).ok_or(Unwell::Broken)?;
+        let (mut sender, connection) = shaken.map_err(|_| ProbeFailure::Broken)?;
+        let request = self.build_request(address).ok_or(ProbeFailure::Broken)?;
         let asked = sender.send_request(request);
         // The connection is driven only while the response is awaited.
         tokio::pin!(connection, asked);
@@ -88,7 +88,7 @@ impl HttpGet {
             answered = &mut asked => answered,
             _ = &mut connection => asked.await,
         };
-        Ok(answered.map_err(|_| Unwell::Broken)?.status().as_u16())
+        Ok(answered.map_err(|_| ProbeFailure::Broken)?.status().as_u16())
     }
 
     fn build_request(&self, address: SocketAddr) -> Option<Request<Empty<Bytes>>> {
@@ -104,7 +104,7 @@ impl HttpGet {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
         headers.insert(HOST, HeaderValue::from_str(&address.to_string()).ok()?);
         let mut seen = Vec::new();
-        for Header { name, value } in &self.http_headers {
+        for ProbeHeader { name, value } in &self.http_headers {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             let value = HeaderValue::from_str(value).ok()?;
             // Configured headers replace the defaults, and may be repeated.
@@ -120,21 +120,21 @@ impl HttpGet {
 
 /// Accepts any certificate, as the kubelet does: the probe goes to the pod's own address and contains no
 /// secret.
-fn any_certificate_config() -> Result<Arc<ClientConfig>, Unwell> {
+fn any_certificate_config() -> Result<Arc<ClientConfig>, ProbeFailure> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|_| Unwell::Broken)?
+        .map_err(|_| ProbeFailure::Broken)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Trusting(provider)))
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
     Ok(Arc::new(config))
 }
 
 #[derive(Debug)]
-struct Trusting(Arc<CryptoProvider>);
+struct AnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Trusting {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -20,7 +20,7 @@ fn loopback_interception() -> Interception {
 }
 
 /// Runs a readiness probe with this configuration.
-async fn run_probe(words: &str) -> Result<(), Unwell> {
+async fn run_probe(words: &str) -> Result<(), ProbeFailure> {
     let probes = Probes::from_json(&format!(r#"{{"app": {{"readiness": {words}}}}}"#)).unwrap();
     probes.find_probe("app/readiness").unwrap().run_probe(HERE, &loopback_interception()).await
 }
@@ -92,16 +92,16 @@ fn redirections_are_well_and_lead_nowhere_and_failures_say_nothing_of_the_body()
         let sick = "HTTP/1.1 500 Oh\r\ncontent-length: 6\r\n\r\nsecret";
         for (answer, expected) in [
             (other, Ok(())),
-            (sick, Err(Unwell::Status(500))),
-            ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(400))),
-            ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(Unwell::Status(799))),
-            ("nonsense\r\n\r\n", Err(Unwell::Broken)),
+            (sick, Err(ProbeFailure::Status(500))),
+            ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(ProbeFailure::Status(400))),
+            ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(ProbeFailure::Status(799))),
+            ("nonsense\r\n\r\n", Err(ProbeFailure::Broken)),
         ] {
             let (port, _asked, _server) = start_server(answer, None).await;
             let made = run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
             assert_eq!(made, expected, "{answer}");
         }
-        assert!(!Unwell::Status(500).to_string().contains("secret"));
+        assert!(!ProbeFailure::Status(500).to_string().contains("secret"));
     });
 }
 
@@ -126,7 +126,7 @@ fn a_connection_is_enough_for_a_probe_of_a_socket_and_nobody_there_is_not() {
         let words = format!(r#"{{"tcpSocket": {{"port": {port}}}}}"#);
         assert_eq!(run_probe(&words).await, Ok(()));
         drop(listener);
-        let refused = Unwell::Connect(port, std::io::ErrorKind::ConnectionRefused);
+        let refused = ProbeFailure::Connect(port, std::io::ErrorKind::ConnectionRefused);
         assert_eq!(run_probe(&words).await, Err(refused));
     });
 }
@@ -138,7 +138,7 @@ fn who_does_not_answer_in_time_is_not_well() {
         let listener = TcpListener::bind((HERE, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let words = format!(r#"{{"httpGet": {{"port": {port}}}, "timeoutSeconds": 1}}"#);
-        assert_eq!(run_probe(&words).await, Err(Unwell::Late));
+        assert_eq!(run_probe(&words).await, Err(ProbeFailure::Timeout));
     });
 }
 
@@ -181,8 +181,8 @@ fn a_health_service_is_asked_in_its_own_words() {
     run(async {
         for (status, service, expected) in [
             (1, "shop", Ok(())),
-            (2, "shop", Err(Unwell::NotServing)),
-            (1, "other", Err(Unwell::Grpc)),
+            (2, "shop", Err(ProbeFailure::NotServing)),
+            (1, "other", Err(ProbeFailure::Grpc)),
         ] {
             let (port, _service) = health_service(status).await;
             let words = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
@@ -192,7 +192,7 @@ fn a_health_service_is_asked_in_its_own_words() {
         let (port, _asked, _server) = start_server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
         assert_eq!(
             run_probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await,
-            Err(Unwell::Broken)
+            Err(ProbeFailure::Broken)
         );
     });
 }
@@ -229,20 +229,20 @@ fn probes_are_found_by_container_and_kind_and_refused_when_they_say_nothing() {
 
 #[test]
 fn the_kubelet_gets_the_status_of_the_application_and_a_gateway_status_without_one() {
-    let refused = Unwell::Connect(8080, std::io::ErrorKind::ConnectionRefused);
+    let refused = ProbeFailure::Connect(8080, std::io::ErrorKind::ConnectionRefused);
     for (unwell, status) in [
-        (Unwell::Status(404), 404),
-        (Unwell::Status(503), 503),
-        (Unwell::Status(799), 799),
-        (Unwell::Status(101), 502),
+        (ProbeFailure::Status(404), 404),
+        (ProbeFailure::Status(503), 503),
+        (ProbeFailure::Status(799), 799),
+        (ProbeFailure::Status(101), 502),
         // From a server that does not support gRPC.
-        (Unwell::Status(302), 502),
-        (Unwell::Broken, 502),
+        (ProbeFailure::Status(302), 502),
+        (ProbeFailure::Broken, 502),
         (refused, 502),
-        (Unwell::Late, 504),
-        (Unwell::Grpc, 503),
-        (Unwell::NotServing, 503),
-        (Unwell::Busy, 503),
+        (ProbeFailure::Timeout, 504),
+        (ProbeFailure::Grpc, 503),
+        (ProbeFailure::NotServing, 503),
+        (ProbeFailure::Busy, 503),
     ] {
         assert_eq!(unwell.status_code().as_u16(), status, "{unwell}");
     }

@@ -10,32 +10,32 @@ use bytes::BytesMut;
 use leno_model::{Protocol, Reason};
 use leno_traffic::{Denial, PolicyDecision};
 use leno_wire::link::ResetCode;
-use leno_wire::sniff::Sniffed;
+use leno_wire::sniff::DetectedProtocol;
 use tokio::time::timeout;
 
-use super::hidden::Examination;
-use super::{MEMORY_BYTES, Towards, forward_counted, forward_streams};
+use super::request_detection::RequestDetector;
+use super::{MEMORY_BYTES, PumpDirection, forward_counted, forward_streams};
+use crate::config_store::ConfigSnapshot;
 use crate::connection::{from_http1, list_session};
 use crate::error::Failure;
 use crate::first_bytes::sniff_connection;
-use crate::http::message::{Reader, Writer};
+use crate::http::message::{MessageReader, MessageWriter};
 use crate::http::route::{self, Destination};
 use crate::http2;
-use crate::io::{Io, Stream};
-use crate::link::{LinkStream, Opened};
-use crate::record::Record;
+use crate::io::{ByteStream, Io};
+use crate::link::{LinkStream, OpenedStream};
+use crate::record::ExchangeRecord;
 use crate::session::Session;
 use crate::silent_client::wait_for_bytes;
 use crate::splice::copy_bytes;
 use crate::upstream::{Application, Http1Upstream};
-use crate::world::ConfigSnapshot;
 
 /// Forwards a stream of a link to the application.
-pub(crate) async fn to_application(session: &Session, port: u16, opened: Opened) {
+pub(crate) async fn to_application(session: &Session, port: u16, opened: OpenedStream) {
     if needs_requests(session, port) {
         return Box::pin(serve_requests(session, port, &opened.stream)).await;
     }
-    let mut record = Record::open(session, "tcp");
+    let mut record = ExchangeRecord::open(session, "tcp");
     match try_forward(session, port, &opened.stream, &mut record).await {
         Ok(()) => record.mark_succeeded(),
         Err(failure) => {
@@ -50,7 +50,7 @@ async fn try_forward(
     session: &Session,
     port: u16,
     stream: &LinkStream,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<(), Failure> {
     let connection = connect_application(session, port, record).await;
     record.count_opened();
@@ -58,9 +58,9 @@ async fn try_forward(
     // The other sidecar sends its client's bytes only after this.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
     let max_wait = session.worker.config.limits.idle_connection;
-    let mut plain = (connection.reader, Writer::new(connection.writer.io.clone(), max_wait));
-    let examination = Examination::for_port(session, port);
-    let towards = Towards::Application(examination.as_ref());
+    let mut plain = (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
+    let examination = RequestDetector::for_port(session, port);
+    let towards = PumpDirection::Application(examination.as_ref());
     let carried = tokio::select! {
         carried = forward_streams(&mut plain, stream, towards, max_wait, record) => {
             carried.map_err(Failure::from)
@@ -76,9 +76,9 @@ async fn try_forward(
 /// True for a port without a declared protocol that rejects opaque bytes of a peer and may permit its requests.
 /// Its bytes are then inspected, and served if they are HTTP.
 pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
-    let Some(config) = session.worker.world.current_config() else { return false };
+    let Some(config) = session.worker.config_store.current_config() else { return false };
     let access = &config.plans.access;
-    config.plans.snapshot.plan.declared_protocol(port) == Protocol::Detect
+    config.plans.snapshot.config.declared_protocol(port) == Protocol::Detect
         && session.authorize_peer(&config, Instant::now()).is_ok_and(|permit| {
             access.may_let_requests_in(&permit)
                 && (access.authorize_tcp(&permit).is_err() || sees_requests(&config, port).is_err())
@@ -93,13 +93,14 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
         return;
     }
     let (near, far) = tokio::io::duplex(MEMORY_BYTES);
-    let (near, far) = (Io::new(Stream::Memory(near)), Io::new(Stream::Memory(far)));
-    let mut plain = (Reader::new(near.clone()), Writer::new(near, limits.idle_connection));
+    let (near, far) = (Io::new(ByteStream::Memory(near)), Io::new(ByteStream::Memory(far)));
+    let mut plain =
+        (MessageReader::new(near.clone()), MessageWriter::new(near, limits.idle_connection));
     let (sent, received) = (Cell::new(0), Cell::new(0));
     let carried = forward_counted(
         &mut plain,
         stream,
-        Towards::Application(None),
+        PumpDirection::Application(None),
         limits.idle_connection,
         &sent,
         &received,
@@ -133,17 +134,18 @@ async fn serve_first(session: &Session, port: u16, io: Io) -> Result<(), Reason>
     let sniffed = timeout(limits.head_timeout, sniff_connection(&io, &mut early)).await;
     let list = |protocol| list_session(session, protocol, format!("application port {port}"));
     match sniffed {
-        Ok(Sniffed::Http1) => {
+        Ok(DetectedProtocol::Http1) => {
             let listed = list("http");
             from_http1(session.for_detected_http(false), listed, &io, early).await;
         }
-        Ok(Sniffed::Http2) => {
+        Ok(DetectedProtocol::Http2) => {
             let _listed = list("http2");
             http2::server::serve_connection(Rc::new(session.for_detected_http(true)), &io, early)
                 .await;
             io.close().await;
         }
-        Ok(Sniffed::Tls | Sniffed::Opaque | Sniffed::More) | Err(_) => {
+        Ok(DetectedProtocol::Tls | DetectedProtocol::Opaque | DetectedProtocol::Incomplete)
+        | Err(_) => {
             return carry_plainly(session, port, &io, early).await;
         }
     }
@@ -163,7 +165,7 @@ async fn carry_plainly(
     io: &Io,
     early: BytesMut,
 ) -> Result<(), Reason> {
-    let mut record = Record::open(session, "tcp");
+    let mut record = ExchangeRecord::open(session, "tcp");
     match attempt_plainly(session, port, io, early, &mut record).await {
         Ok(()) => {
             record.mark_succeeded();
@@ -181,18 +183,18 @@ async fn attempt_plainly(
     port: u16,
     io: &Io,
     early: BytesMut,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<(), Failure> {
     let connection = connect_application(session, port, record).await;
     record.count_opened();
     let connection = connection?;
     let max_wait = session.worker.config.limits.idle_connection;
-    let mut reader = Reader::new(io.clone());
+    let mut reader = MessageReader::new(io.clone());
     reader.buffer = early;
-    let client = (reader, Writer::new(io.clone(), max_wait));
-    let server = (connection.reader, Writer::new(connection.writer.io.clone(), max_wait));
+    let client = (reader, MessageWriter::new(io.clone(), max_wait));
+    let server = (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
     let cut = server.1.io.clone();
-    let examination = Examination::for_port(session, port);
+    let examination = RequestDetector::for_port(session, port);
     tokio::select! {
         spliced = copy_bytes(client, server, max_wait, record, examination.as_ref()) => Ok(spliced?),
         denied = wait_until_denied(session, port, examination.as_ref()) => {
@@ -206,7 +208,7 @@ async fn attempt_plainly(
 async fn connect_application(
     session: &Session,
     port: u16,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<Http1Upstream, Failure> {
     let application = permitted_application(session, port, record)?;
     Ok(application.connect_exclusive(&session.worker).await?)
@@ -216,15 +218,15 @@ async fn connect_application(
 fn permitted_application(
     session: &Session,
     port: u16,
-    record: &mut Record<'_>,
+    record: &mut ExchangeRecord<'_>,
 ) -> Result<Rc<Application>, Failure> {
-    let bound = route::route_inbound(session, port, false, record)?;
-    let permit = session.authorize_peer(&bound.config, record.started)?;
-    let access = &bound.config.plans.access;
+    let resolved_route = route::route_inbound(session, port, false, record)?;
+    let permit = session.authorize_peer(&resolved_route.config, record.started)?;
+    let access = &resolved_route.config.plans.access;
     record.record_permit(access, access.authorize_tcp(&permit)?);
-    sees_requests(&bound.config, port)?;
-    bound.config.plans.limits.admit_connection(port, session.worker.world.age())?;
-    match bound.destination {
+    sees_requests(&resolved_route.config, port)?;
+    resolved_route.config.plans.limits.admit_connection(port, session.worker.config_store.age())?;
+    match resolved_route.destination {
         Destination::Application(application) => Ok(application),
         Destination::Endpoints(_) | Destination::Redirected(_) => Err(Reason::NoEndpoint.into()),
     }
@@ -235,7 +237,7 @@ fn permitted_application(
 /// # Errors
 /// `denied-by-policy`, if such a policy applies.
 fn sees_requests(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
-    let Some(policy) = config.plans.snapshot.plan.rejects_bytes(port) else { return Ok(()) };
+    let Some(policy) = config.plans.snapshot.config.rejects_bytes(port) else { return Ok(()) };
     let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
     Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into())
 }
@@ -244,13 +246,13 @@ fn sees_requests(config: &ConfigSnapshot, port: u16) -> Result<(), Failure> {
 async fn wait_until_denied(
     session: &Session,
     port: u16,
-    examination: Option<&Examination<'_>>,
+    examination: Option<&RequestDetector<'_>>,
 ) -> Failure {
-    let world = &session.worker.world;
-    let mut changes = world.access_changes();
+    let config_store = &session.worker.config_store;
+    let mut changes = config_store.access_changes();
     loop {
         // Checked at the start as well: the policies may have changed since the stream was accepted.
-        if let Some(config) = world.current_config() {
+        if let Some(config) = config_store.current_config() {
             let access = &config.plans.access;
             let permit = access.visit(session.identity.as_deref(), port, Some(session.origin()));
             if let Err(denial) = permit.and_then(|permit| access.authorize_tcp(&permit)) {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, AddressEntry, AddressPort, Egress, Endpoint, MtlsMode, Protocol, WorkloadPlan,
+    Access, AddressEntry, AddressPort, Egress, Endpoint, MtlsMode, Protocol, WorkloadConfig,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -25,7 +25,7 @@ impl Mesh {
     /// Sets the client's entry for an address, and the egress policy of its sidecar.
     fn set_entry(&self, address: impl Into<IpAddr>, address_entry: AddressEntry, egress: Egress) {
         self.client.addresses.borrow_mut().insert(address.into(), Arc::new(address_entry));
-        let plan = WorkloadPlan { egress, ..proxy_config("productpage", Access::AllowAll) };
+        let plan = WorkloadConfig { egress, ..proxy_config("productpage", Access::AllowAll) };
         self.client.apply_config(
             plan,
             vec![service_config(self.setup.protocol, &[self.server_endpoint()])],
@@ -48,8 +48,12 @@ impl Mesh {
             protocol: self.setup.protocol,
         };
         let served = BTreeMap::from([(self.server.port, test_service())]);
-        let plan = WorkloadPlan { ports: vec![port], served, ..proxy_config("ratings", access) };
-        self.server.apply_config(WorkloadPlan { mtls, ..plan }, Vec::new());
+        let plan = WorkloadConfig {
+            ports: vec![port],
+            port_services: served,
+            ..proxy_config("ratings", access)
+        };
+        self.server.apply_config(WorkloadConfig { mtls, ..plan }, Vec::new());
     }
 }
 
@@ -105,7 +109,7 @@ fn the_address_of_a_workload_leads_to_that_one_alone() {
         // Its links stay open over configuration changes, although it is an endpoint of no service.
         let known = || mesh.client.worker.upstream_for(&Arc::new(endpoint.clone()));
         let before = known();
-        mesh.set_entry(SERVICE, AddressEntry::Outside, Egress::Deny);
+        mesh.set_entry(SERVICE, AddressEntry::External, Egress::Deny);
         assert_eq!(client.send_request(GET).await.status, 201);
         assert!(Rc::ptr_eq(&before, &known()));
         // The address now belongs to another pod: the open connection is not forwarded to it.
@@ -163,7 +167,7 @@ fn what_is_outside_is_reached_as_it_is() {
         });
         let at = outside.await.address;
         let mesh = Mesh::permissive(at).await;
-        mesh.set_entry(at.ip(), AddressEntry::Outside, Egress::Allow);
+        mesh.set_entry(at.ip(), AddressEntry::External, Egress::Allow);
         let mut client = mesh.connect_to(at).await;
         assert_eq!(client.read_exactly(11).await, b"220 ready\r\n");
         client.send_bytes(vec![7; 100_000]).await;
@@ -179,7 +183,7 @@ fn what_is_outside_is_reached_as_it_is() {
         // If egress is denied, open connections are closed as well.
         let mut client = mesh.connect_to(at).await;
         assert_eq!(client.read_exactly(11).await, b"220 ready\r\n");
-        mesh.set_entry(at.ip(), AddressEntry::Outside, Egress::Deny);
+        mesh.set_entry(at.ip(), AddressEntry::External, Egress::Deny);
         assert_eq!(client.read_end().await, End::Reset);
         assert_eq!(mesh.connect_to(at).await.read_end().await, End::Reset);
         wait_until(|| mesh.client.failure_counts().get("egress-denied") == Some(&2)).await;

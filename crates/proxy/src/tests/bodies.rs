@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use leno_wire::link::{Event, StreamKind};
+use leno_wire::link::{LinkEvent, StreamKind};
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::{
@@ -108,7 +108,8 @@ fn a_link_over_a_narrow_socket_carries_every_stream_to_its_last_byte() {
         }
         let (mut arrived, mut ended) = (0, 0);
         while ended < STREAMS {
-            if let Event::Data { data, end, .. } = peer.next().await.expect("the link goes on") {
+            if let LinkEvent::Data { data, end, .. } = peer.next().await.expect("the link goes on")
+            {
                 arrived += data.len();
                 ended += usize::from(end);
             }

@@ -231,7 +231,7 @@ fn nobody_is_asked_where_no_request_went_nor_after_the_policy() {
         let worker = &mesh.client.worker;
         let cluster = Rc::downgrade(&client_cluster(&mesh));
         mesh.route_to(&[mesh.server_endpoint()]);
-        worker.retire_removed(&worker.world.current_config().unwrap());
+        worker.retire_removed(&worker.config_store.current_config().unwrap());
         wait_until(|| cluster.strong_count() == 0).await;
     });
 }
@@ -312,7 +312,7 @@ fn who_has_no_sidecar_of_ours_is_asked_over_connections_that_are_kept() {
 /// Returns the cluster state of the endpoints that the client's sidecar currently has.
 fn client_cluster(mesh: &Mesh) -> Rc<UpstreamCluster> {
     let worker = &mesh.client.worker;
-    let config = worker.world.current_config().unwrap();
+    let config = worker.config_store.current_config().unwrap();
     let port = &config.plans.service(&test_service()).unwrap().ports[&PORT];
     worker.cluster_for(port.traffic_policy.as_ref(), port, config.version).unwrap()
 }

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leno_model::{
-    Breaker, CircuitBreaker, CircuitLimits, FailureClasses, FixedResponse, Header, Protocol,
-    RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName, TooMany,
-    TrafficPolicy, Trip, WeightedBackend,
+    CircuitBreaker, CircuitLimits, FailureClasses, FailureThreshold, FixedResponse, Header,
+    PortCircuitBreaker, Protocol, RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind,
+    ServicePolicyName, TrafficPolicy, TripConditions, WeightedBackend,
 };
 use leno_telemetry::Count;
 
@@ -18,13 +18,13 @@ use super::fixture::{
 
 const BROKEN: &str = "HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n";
 
-pub(super) fn trip_rule() -> Trip {
-    Trip {
+pub(super) fn trip_rule() -> TripConditions {
+    TripConditions {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
         buckets: 10,
         requests_min: 1,
-        failed: TooMany::default(),
+        failed: FailureThreshold::default(),
         consecutive_failures: Some(3),
         slow: None,
         open_duration: Duration::from_millis(200),
@@ -35,7 +35,7 @@ pub(super) fn trip_rule() -> Trip {
 pub(super) fn traffic_policy(rule: CircuitBreaker) -> TrafficPolicy {
     let policy =
         ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "ratings").unwrap();
-    TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() }
+    TrafficPolicy { breaker: Some(PortCircuitBreaker { policy, rule }), ..TrafficPolicy::default() }
 }
 
 pub(super) fn apply_breaker(mesh: &Mesh, rule: CircuitBreaker) {
@@ -58,7 +58,7 @@ fn a_circuit_opens_answers_for_the_application_and_closes_when_it_is_well() {
                 .await;
         let mesh = Mesh::permissive(app.address).await;
         // Long enough to observe.
-        let trip = Trip { open_duration: Duration::from_secs(3), ..trip_rule() };
+        let trip = TripConditions { open_duration: Duration::from_secs(3), ..trip_rule() };
         apply_breaker(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
@@ -104,7 +104,7 @@ fn an_open_circuit_answers_as_its_policy_has_it() {
         let header = Header { name: "x-busy".to_owned(), value: "yes".to_owned() };
         let body = Some("busy".to_owned());
         let answer = FixedResponse { status: Some(429), body, headers: vec![header] };
-        let trip = Trip { open_duration: Duration::from_secs(60), ..trip_rule() };
+        let trip = TripConditions { open_duration: Duration::from_secs(60), ..trip_rule() };
         apply_breaker(
             &mesh,
             CircuitBreaker { trip: Some(trip), response: answer, ..CircuitBreaker::default() },
@@ -117,7 +117,7 @@ fn an_open_circuit_answers_as_its_policy_has_it() {
         assert_eq!(answer.verdict(), (429, Some("circuit-open")));
         assert_eq!(answer.field_value("x-busy"), Some("yes"));
         assert_eq!(answer.body, b"busy");
-        let [(_, circuit)] = &mesh.client.worker.world.conditions.open_circuits()[..] else {
+        let [(_, circuit)] = &mesh.client.worker.config_store.conditions.open_circuits()[..] else {
             panic!("one circuit is open");
         };
         assert_eq!(circuit.status, 429, "the status that the admin page reports");

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_model::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, Sampling, Sight, Signal, Tap,
-    TapSide, Tracing,
+    AccessLog, Collector, CollectorProtocol, LogFormat, Observability, PropagationFormat, Sampling,
+    Signal, Tap, TapSide, Tracing,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -58,7 +58,7 @@ fn measure_blocks(test: &str) -> (u64, u64) {
 #[test]
 #[ignore = "started by `a_request_allocates_nothing`, in a process of its own"]
 fn allocations() {
-    count_blocks(Sight::default());
+    count_blocks(Observability::default());
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn allocations_where_operators_look() {
     count_blocks(trace_settings("0%"));
 }
 
-fn count_blocks(sight: Sight) {
+fn count_blocks(sight: Observability) {
     run(async {
         let (_mesh, mut clients) = start_exchange(2, sight).await;
         exchange_all(&mut clients, ROUNDS, 2).await;
@@ -87,13 +87,13 @@ fn count_blocks(sight: Sight) {
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn few_exchanges() {
-    run(run_rounds(ROUNDS_FEW, Sight::default()));
+    run(run_rounds(ROUNDS_FEW, Observability::default()));
 }
 
 #[test]
 #[ignore = "an instruction counter starts it, in a process of its own"]
 fn many_exchanges() {
-    run(run_rounds(ROUNDS_MANY, Sight::default()));
+    run(run_rounds(ROUNDS_MANY, Observability::default()));
 }
 
 /// The same with one of a hundred requests traced and logged.
@@ -109,13 +109,13 @@ fn many_exchanges_seen() {
     run(run_rounds(ROUNDS_MANY, trace_settings("1%")));
 }
 
-async fn run_rounds(count: usize, sight: Sight) {
+async fn run_rounds(count: usize, sight: Observability) {
     let (_mesh, mut clients) = start_exchange(BODY, sight).await;
     exchange_all(&mut clients, count, BODY).await;
 }
 
 /// Creates a mesh with an application that responds with `body` bytes, and its clients.
-async fn start_exchange(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
+async fn start_exchange(body: usize, sight: Observability) -> (Mesh, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::task::spawn_local(async move {
@@ -123,13 +123,13 @@ async fn start_exchange(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
             tokio::task::spawn_local(serve_responses(tcp, response_bytes(body)));
         }
     });
-    let is_seen = sight != Sight::default();
+    let is_seen = sight != Observability::default();
     let mut setup = Setup { sight, ..Setup::default() };
     // An idle pause would free buffers that the next request allocates again.
     setup.limits.rest_after = Duration::from_secs(10);
     let mut mesh = Mesh::new(address, setup).await;
     for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| is_seen) {
-        sidecar.worker.world.sights.replace_taps(&[unused_tap()]);
+        sidecar.worker.config_store.observability.replace_taps(&[unused_tap()]);
         take_all(sidecar);
     }
     let mut clients = Vec::new();
@@ -140,15 +140,15 @@ async fn start_exchange(body: usize, sight: Sight) -> (Mesh, Vec<TcpStream>) {
 }
 
 /// Returns settings that trace and log this share, and all failures.
-fn trace_settings(sampling: &str) -> Sight {
+fn trace_settings(sampling: &str) -> Observability {
     let sampling = Sampling::parse(sampling).unwrap();
     let collector =
         Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, "http://127.0.0.1:1")
             .unwrap();
-    let begins = ContextForm::W3c;
-    let tracing = Tracing { sampling, errors: true, begins, collector };
-    let log = AccessLog { sampling, errors: true, form: LogForm::Json, collector: None };
-    Sight { tracing: Some(tracing), access_log: Some(log), metrics: None }
+    let begins = PropagationFormat::W3c;
+    let tracing = Tracing { sampling, errors: true, propagation: begins, collector };
+    let log = AccessLog { sampling, errors: true, format: LogFormat::Json, collector: None };
+    Observability { tracing: Some(tracing), access_log: Some(log), metrics: None }
 }
 
 /// A tap of a service without requests.
@@ -172,7 +172,7 @@ fn take_all(sidecar: &mut Sidecar) {
         let (mut lines, mut text) = (lines, String::new());
         while let Some(seen) = lines.recv().await {
             text.clear();
-            access_log::append_line(&seen, &LogForm::Json, &mut text);
+            access_log::append_line(&seen, &LogFormat::Json, &mut text);
         }
     });
     tokio::task::spawn_local(export::encode_all(spans));

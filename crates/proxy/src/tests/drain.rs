@@ -12,8 +12,8 @@ use super::fixture::{
     wait_until_stable,
 };
 use crate::drain::Phase;
-use crate::listen::{self, Command};
-use crate::redirect::Gate;
+use crate::listen::{self, ListenerCommand};
+use crate::redirect::ConnectionClassifier;
 use crate::session::ListenerKind;
 
 /// Starts an application that responds once it is released.
@@ -48,14 +48,14 @@ const QUICK: &str = "GET /quick HTTP/1.1\r\nhost: x\r\n\r\n";
 async fn data_thread(
     sidecar: &Sidecar,
     listener_kind: ListenerKind,
-) -> (std::net::SocketAddr, JoinHandle<()>, mpsc::Sender<Command>) {
+) -> (std::net::SocketAddr, JoinHandle<()>, mpsc::Sender<ListenerCommand>) {
     let (commands, inbox) = mpsc::channel(1);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
     let thread = tokio::task::spawn_local(listen::run(sidecar.worker.clone(), inbox));
-    let gate = Gate::Fixed(listener_kind);
-    commands.send(Command::Open { gate, listener }).await.unwrap();
+    let classifier = ConnectionClassifier::Fixed(listener_kind);
+    commands.send(ListenerCommand::Open { classifier, listener }).await.unwrap();
     (address, thread, commands)
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use leno_model::{Access, AddressEntry, Egress, EgressRule, MatchedBy, PolicyName, WorkloadPlan};
+use leno_model::{Access, AddressEntry, Egress, EgressRule, MatchedBy, PolicyName, WorkloadConfig};
 
 use super::fixture::{
     Answer, Application, Client, End, Mesh, OK, proxy_config, run, service_config, wait_until,
@@ -13,9 +13,9 @@ use crate::session::ListenerKind;
 impl Mesh {
     /// Sets the client's egress rules; `at` is outside the mesh.
     fn let_out(&self, at: SocketAddr, egress_rules: Vec<EgressRule>) {
-        self.client.addresses.borrow_mut().insert(at.ip(), Arc::new(AddressEntry::Outside));
+        self.client.addresses.borrow_mut().insert(at.ip(), Arc::new(AddressEntry::External));
         let plan = proxy_config("productpage", Access::AllowAll);
-        let plan = WorkloadPlan { egress: Egress::Deny, egress_rules, ..plan };
+        let plan = WorkloadConfig { egress: Egress::Deny, egress_rules, ..plan };
         self.client.apply_config(
             plan,
             vec![service_config(self.setup.protocol, &[self.server_endpoint()])],

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use leno_model::{
-    AnyOf, Cors, Header, HeaderEdits, Name, OriginPattern, PathEdit, Protocol, Redirect, RouteRule,
-    RuleActions, UrlRewrite,
+    AllowedWords, Cors, Header, HeaderEdits, Name, OriginPattern, PathEdit, Protocol, Redirect,
+    RouteRule, RuleActions, UrlRewrite,
 };
 
 use super::fixture::{Application, Client, Mesh, OK, PORT, run};
@@ -66,9 +66,9 @@ fn an_answer_of_the_sidecar_itself_may_be_read_by_pages_that_may() {
         let cors = Cors {
             origins: vec![OriginPattern::new("https://*.example").unwrap()],
             credentials: true,
-            methods: AnyOf::Any,
-            headers: AnyOf::Any,
-            exposed: AnyOf::default(),
+            methods: AllowedWords::Any,
+            headers: AllowedWords::Any,
+            exposed: AllowedWords::default(),
             max_age_seconds: 5,
         };
         let mut rule = editing_rule();

@@ -8,13 +8,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leno_discovery::{ChangeId, Update};
-use leno_identity::{Authority, CertificateRequest, Credential, Issued, PrivateKey, Subject};
+use leno_discovery::{ChangeId, ConfigUpdate};
+use leno_identity::{
+    Authority, CertificateBundle, CertificateRequest, CertificateSubject, Credential, PrivateKey,
+};
 use leno_model::{
-    Access, AccessLog, AddressEntry, Concurrency, Endpoint, EndpointId, InboundPolicy, PortGuard,
-    PortLimits, PortView, Protocol, RateLimits, Reach, ServiceAccount, ServiceName,
-    ServicePolicyKind, ServicePolicyName, ServiceView, Sight, Snapshot, SpiffeId, TrustDomain,
-    Upgrades, WorkloadName, WorkloadPlan, WorkloadPort,
+    Access, AccessLog, AddressEntry, ClientAuthorization, Concurrency, Endpoint, EndpointId,
+    InboundPolicy, Observability, PortCheck, PortConfig, PortLimits, Protocol, RateLimits,
+    ServiceAccount, ServiceConfig, ServiceName, ServicePolicyKind, ServicePolicyName, Snapshot,
+    SpiffeId, TrustDomain, Upgrades, WorkloadConfig, WorkloadName, WorkloadPort,
 };
 use leno_telemetry::{SeriesSummary, Telemetry};
 use socket2::{Domain, SockRef, Socket, Type};
@@ -24,15 +26,15 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 
 use crate::config::{Config, Limits};
+use crate::config_store::ConfigStore;
 use crate::connection;
 use crate::connections::Connections;
 use crate::drain::Phase;
-use crate::names::Names;
-use crate::seen::{Intakes, Seen, TraceQueues};
+use crate::live_requests::MatchedRequest;
+use crate::request_trace::{TraceEntry, TraceQueues, TraceReceivers};
 use crate::session::ListenerKind;
-use crate::tapped::Drawn;
-use crate::worker::{Parts, Worker};
-use crate::world::World;
+use crate::virtual_addresses::VirtualAddresses;
+use crate::worker::{Worker, WorkerParts};
 
 mod application;
 mod client;
@@ -91,7 +93,7 @@ pub(crate) struct Setup {
     /// The protocols that connections may be upgraded to.
     pub(crate) upgrades: Upgrades,
     /// The observability settings.
-    pub(crate) sight: Sight,
+    pub(crate) sight: Observability,
 }
 
 impl Default for Setup {
@@ -102,7 +104,8 @@ impl Default for Setup {
             drain_timeout: Duration::from_secs(5),
             ..Limits::default()
         };
-        let sight = Sight { access_log: Some(AccessLog::json()), ..Sight::default() };
+        let sight =
+            Observability { access_log: Some(AccessLog::json()), ..Observability::default() };
         let upgrades = Upgrades::default();
         Self { access: Access::AllowAll, protocol: Protocol::Http, limits, upgrades, sight }
     }
@@ -126,11 +129,11 @@ pub(crate) struct Sidecar {
     pub(crate) worker: Rc<Worker>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) phase: watch::Sender<Phase>,
-    pub(crate) log: mpsc::Receiver<Arc<Seen>>,
-    pub(crate) spans: mpsc::Receiver<Arc<Seen>>,
-    pub(crate) taps: mpsc::Receiver<Drawn>,
+    pub(crate) log: mpsc::Receiver<Arc<TraceEntry>>,
+    pub(crate) spans: mpsc::Receiver<Arc<TraceEntry>>,
+    pub(crate) taps: mpsc::Receiver<MatchedRequest>,
     /// The observability settings, added to every configuration.
-    sight: Sight,
+    sight: Observability,
     /// The port of its application.
     pub(crate) port: u16,
     /// The entries of requested addresses, added to every configuration.
@@ -198,34 +201,36 @@ impl Mesh {
     }
 
     /// Replaces the check services and limits of the server.
-    pub(crate) fn set_guards(&self, guards: Vec<PortGuard>, limits: Vec<PortLimits>) {
+    pub(crate) fn set_guards(&self, guards: Vec<PortCheck>, limits: Vec<PortLimits>) {
         self.guard_knowing(guards, limits, Vec::new());
     }
 
     /// The same, with these services in the server's configuration.
     pub(crate) fn guard_knowing(
         &self,
-        guards: Vec<PortGuard>,
+        guards: Vec<PortCheck>,
         limits: Vec<PortLimits>,
-        services: Vec<ServiceView>,
+        services: Vec<ServiceConfig>,
     ) {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         let port = self.server.port;
         let (guards, limits) = ([(port, guards)].into(), [(port, limits)].into());
-        self.server.apply_config(WorkloadPlan { guards, limits, ..plan }, services);
+        self.server
+            .apply_config(WorkloadConfig { request_checks: guards, limits, ..plan }, services);
     }
 
     /// Replaces the check services and the inbound policy of the server.
-    pub(crate) fn guard_enforcing(&self, guards: Vec<PortGuard>, inbound: InboundPolicy) {
+    pub(crate) fn guard_enforcing(&self, guards: Vec<PortCheck>, inbound: InboundPolicy) {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         let guards = [(self.server.port, guards)].into();
-        self.server.apply_config(WorkloadPlan { guards, inbound, ..plan }, Vec::new());
+        self.server
+            .apply_config(WorkloadConfig { request_checks: guards, inbound, ..plan }, Vec::new());
     }
 
     /// Applies `change` to a server configuration without policies.
-    pub(crate) fn enforce_with(&self, change: &dyn Fn(WorkloadPlan) -> WorkloadPlan) {
+    pub(crate) fn enforce_with(&self, change: &dyn Fn(WorkloadConfig) -> WorkloadConfig) {
         let access = self.setup.access.clone();
         let plan = serving_plan(&self.server, self.setup.protocol, access);
         self.server.apply_config(change(plan), Vec::new());
@@ -242,7 +247,7 @@ impl Mesh {
     }
 
     /// Makes these all services of the client's configuration.
-    pub(crate) fn client_knows(&self, services: Vec<ServiceView>) {
+    pub(crate) fn client_knows(&self, services: Vec<ServiceConfig>) {
         self.client.apply_config(proxy_config("productpage", Access::AllowAll), services);
     }
 
@@ -254,7 +259,7 @@ impl Mesh {
     /// The same, with an inbound policy.
     pub(crate) fn enforce_all(&self, access: Access, inbound: InboundPolicy) {
         let plan = serving_plan(&self.server, self.setup.protocol, access);
-        self.server.apply_config(WorkloadPlan { inbound, ..plan }, Vec::new());
+        self.server.apply_config(WorkloadConfig { inbound, ..plan }, Vec::new());
     }
 }
 
@@ -275,11 +280,15 @@ async fn start_sidecar(
     (sidecar, inbound)
 }
 
-pub(crate) fn serving_plan(sidecar: &Sidecar, protocol: Protocol, access: Access) -> WorkloadPlan {
+pub(crate) fn serving_plan(
+    sidecar: &Sidecar,
+    protocol: Protocol,
+    access: Access,
+) -> WorkloadConfig {
     let port = sidecar.port;
-    WorkloadPlan {
+    WorkloadConfig {
         ports: vec![WorkloadPort { name: None, port, protocol }],
-        served: BTreeMap::from([(port, test_service())]),
+        port_services: BTreeMap::from([(port, test_service())]),
         ..proxy_config("ratings", access)
     }
 }
@@ -293,13 +302,13 @@ impl Sidecar {
         );
         config.limits = setup.limits.clone();
         config.upgrades = setup.upgrades.clone();
-        let (world, _) = World::new(Names::default(), Instant::now());
+        let (config_store, _) = ConfigStore::new(VirtualAddresses::default(), Instant::now());
         let telemetry = Telemetry::new();
         let (phase, phases) = watch::channel(Phase::Serving);
         let (trace_queues, intakes) = TraceQueues::new();
-        let worker = Worker::new(Parts {
+        let worker = Worker::new(WorkerParts {
             config: Arc::new(config),
-            world,
+            config_store,
             connections: Arc::new(Connections::default()),
             ejected: Arc::default(),
             phase: phases,
@@ -307,7 +316,7 @@ impl Sidecar {
             shard: telemetry.new_shard(),
             seed: 7,
         });
-        let Intakes { log, spans, taps } = intakes;
+        let TraceReceivers { log, spans, taps } = intakes;
         let sight = setup.sight.clone();
         Self {
             worker,
@@ -323,30 +332,30 @@ impl Sidecar {
     }
 
     pub(crate) fn set_credential(&self, credential: Credential) {
-        self.worker.world.replace_credential(credential);
+        self.worker.config_store.replace_credential(credential);
     }
 
     /// Takes the receivers of its log entries and spans.
     pub(crate) fn take_intakes(
         &mut self,
-    ) -> (mpsc::Receiver<Arc<Seen>>, mpsc::Receiver<Arc<Seen>>) {
+    ) -> (mpsc::Receiver<Arc<TraceEntry>>, mpsc::Receiver<Arc<TraceEntry>>) {
         let empty = || mpsc::channel(1).1;
         (std::mem::replace(&mut self.log, empty()), std::mem::replace(&mut self.spans, empty()))
     }
 
     /// Applies a configuration.
-    pub(crate) fn apply_config(&self, plan: WorkloadPlan, services: Vec<ServiceView>) {
+    pub(crate) fn apply_config(&self, plan: WorkloadConfig, services: Vec<ServiceConfig>) {
         let services =
             services.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
-        let plan = WorkloadPlan { sight: self.sight.clone(), ..plan };
+        let plan = WorkloadConfig { observability: self.sight.clone(), ..plan };
         let addresses = self.addresses.borrow().clone();
         let names = BTreeMap::new();
-        let snapshot = Arc::new(Snapshot { plan: Arc::new(plan), services, addresses, names });
+        let snapshot = Arc::new(Snapshot { config: Arc::new(plan), services, addresses, names });
         let absent = [("bookinfo", "absent"), ("other", "absent"), ("com", "example")];
         let absent = absent.map(|(namespace, name)| ServiceName::new(namespace, name).unwrap());
         let absent = BTreeSet::from(absent);
-        let update = Update { snapshot, absent, change: ChangeId(1) };
-        self.worker.world.apply_update(&update).unwrap();
+        let update = ConfigUpdate { snapshot, absent, change: ChangeId(1) };
+        self.worker.config_store.apply_update(&update).unwrap();
     }
 
     /// Opens a listener.
@@ -416,8 +425,8 @@ pub(crate) fn meshed_endpoint(workload: &str, address: SocketAddr, account: &str
     }
 }
 
-pub(crate) fn service_config(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceView {
-    let port = PortView {
+pub(crate) fn service_config(protocol: Protocol, endpoints: &[Endpoint]) -> ServiceConfig {
+    let port = PortConfig {
         name: None,
         protocol,
         routed: false,
@@ -429,12 +438,17 @@ pub(crate) fn service_config(protocol: Protocol, endpoints: &[Endpoint]) -> Serv
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(PORT, port)]);
-    ServiceView { name: test_service(), reach: Reach::Allowed, ports, awaited: false }
+    ServiceConfig {
+        name: test_service(),
+        client_authorization: ClientAuthorization::Allowed,
+        ports,
+        awaited: false,
+    }
 }
 
-pub(crate) fn proxy_config(name: &str, access: Access) -> WorkloadPlan {
+pub(crate) fn proxy_config(name: &str, access: Access) -> WorkloadConfig {
     let domain = TrustDomain::new(DOMAIN).unwrap();
-    WorkloadPlan::identity_only(
+    WorkloadConfig::identity_only(
         workload_name(name),
         service_account(name),
         domain,
@@ -468,17 +482,21 @@ pub(crate) fn credential_trusting(
 ) -> Credential {
     let (key, issued) = issue_certificate(authority, name, SystemTime::now());
     let roots = issued.roots.merge_with(&other.roots()).unwrap();
-    let issued = Issued::new(issued.chain, roots).unwrap();
+    let issued = CertificateBundle::new(issued.chain, roots).unwrap();
     Credential::new(key, issued).unwrap()
 }
 
-fn issue_certificate(authority: &Authority, name: &str, now: SystemTime) -> (PrivateKey, Issued) {
+fn issue_certificate(
+    authority: &Authority,
+    name: &str,
+    now: SystemTime,
+) -> (PrivateKey, CertificateBundle) {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
     let id =
         SpiffeId { trust_domain: authority.trust_domain().clone(), account: service_account(name) };
     let workload = workload_name(name);
-    let subject = Subject { id: &id, workload: Some(&workload), instance: None };
+    let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
     let issued = authority.sign(&request, subject, Duration::from_secs(3600), now).unwrap();
     (key, issued)
 }

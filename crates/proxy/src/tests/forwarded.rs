@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    Abort, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, EjectionTime,
-    Endpoint, FailureClasses, FaultRule, Faults, FixedResponse, HashKey, HealthCheck, HealthProbe,
-    HedgeRule, Hedging, LoadBalancing, OutlierAlgorithm, OutlierDetection, PortOutlierDetection,
-    PortView, Protocol, RouteKind, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView,
-    TcpRule, TlsRule, TrafficPolicy, Trip,
+    BalanceAlgorithm, CircuitBreaker, CircuitLimits, EjectionTime, Endpoint, FailureClasses,
+    FaultAbort, FaultRule, FixedResponse, HashKey, HealthCheck, HealthProbe, HedgeRule,
+    LoadBalancing, OutlierAlgorithm, OutlierDetection, PortCircuitBreaker, PortConfig, PortFaults,
+    PortHedging, PortLoadBalancing, PortOutlierDetection, Protocol, RouteKind, ServiceConfig,
+    ServiceName, ServicePolicyKind, ServicePolicyName, TcpRule, TlsRule, TrafficPolicy,
+    TripConditions,
 };
 use leno_telemetry::Count;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -70,7 +71,7 @@ impl Canary {
     }
 
     /// Applies these policies of each backend at the client's sidecar, and `change` to the called port.
-    fn treat_with(&self, backends: [TrafficPolicy; 2], change: impl FnOnce(&mut PortView)) {
+    fn treat_with(&self, backends: [TrafficPolicy; 2], change: impl FnOnce(&mut PortConfig)) {
         let rules = vec![path_rule("/", &[(V2, 1), (V3, 1)])];
         let mut views = routed_services(&self.mesh, rules);
         change(views[0].ports.get_mut(&PORT).unwrap());
@@ -81,7 +82,7 @@ impl Canary {
             let mut endpoint = endpoint.clone();
             endpoint.id.service = name.clone();
             let mut view =
-                ServiceView { name, ..service_config(self.mesh.setup.protocol, &[endpoint]) };
+                ServiceConfig { name, ..service_config(self.mesh.setup.protocol, &[endpoint]) };
             view.ports.get_mut(&PORT).unwrap().traffic_policy = traffic_policy;
             views.push(view);
         }
@@ -90,7 +91,8 @@ impl Canary {
 
     /// Returns the subjects of the circuits that the client's sidecar reports as open.
     fn open_circuits(&self) -> Vec<String> {
-        let conditions = self.mesh.client.worker.world.conditions.active_conditions(Instant::now());
+        let conditions =
+            self.mesh.client.worker.config_store.conditions.active_conditions(Instant::now());
         conditions.into_iter().map(|condition| condition.subject).collect()
     }
 
@@ -105,7 +107,7 @@ fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
 
 fn breaker_policy(policy: &str, rule: CircuitBreaker) -> TrafficPolicy {
     let policy = policy_name(ServicePolicyKind::CircuitBreaker, policy);
-    TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() }
+    TrafficPolicy { breaker: Some(PortCircuitBreaker { policy, rule }), ..TrafficPolicy::default() }
 }
 
 fn at_most(policy: &str, requests: u32) -> TrafficPolicy {
@@ -113,7 +115,7 @@ fn at_most(policy: &str, requests: u32) -> TrafficPolicy {
     breaker_policy(policy, CircuitBreaker { limits, ..CircuitBreaker::default() })
 }
 
-fn tripping_policy(policy: &str, trip: Trip, status: u16) -> TrafficPolicy {
+fn tripping_policy(policy: &str, trip: TripConditions, status: u16) -> TrafficPolicy {
     let answer = FixedResponse { status: Some(status), body: None, headers: Vec::new() };
     breaker_policy(
         policy,
@@ -128,10 +130,13 @@ fn aborting_policy(policy: &str, status: u16) -> TrafficPolicy {
         requests: Vec::new(),
         peers: Vec::new(),
         delay: None,
-        abort: Some(Abort { share_ppm: 1_000_000, response: answer, grpc: None }),
+        abort: Some(FaultAbort { share_ppm: 1_000_000, response: answer, grpc: None }),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection, policy);
-    TrafficPolicy { faults: Some(Faults { policy, rules: vec![rule] }), ..TrafficPolicy::default() }
+    TrafficPolicy {
+        faults: Some(PortFaults { policy, rules: vec![rule] }),
+        ..TrafficPolicy::default()
+    }
 }
 
 fn ejecting_policy(
@@ -296,8 +301,8 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
         let (one, two) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&one, &two], Protocol::Http).await;
-        let long = Trip { open_duration: Duration::from_secs(600), ..trip_rule() };
-        let patient = Trip { consecutive_failures: Some(1000), ..long.clone() };
+        let long = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
+        let patient = TripConditions { consecutive_failures: Some(1000), ..long.clone() };
         let backend = |policy| tripping_policy(policy, patient.clone(), 418);
         canary.apply_policies(tripping_policy("called", long, 429), [backend("v2"), backend("v3")]);
         let mut client = Client::connect(canary.mesh.listener).await;
@@ -318,8 +323,9 @@ fn the_circuit_of_a_backend_is_one_for_direct_and_for_routed_requests() {
     run(async {
         let app = Application::with_response(BROKEN).await;
         let canary = Canary::new([&app, &app], Protocol::Http).await;
-        let long = Trip { open_duration: Duration::from_secs(600), ..trip_rule() };
-        let own = tripping_policy("both", Trip { consecutive_failures: Some(4), ..long }, 418);
+        let long = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
+        let own =
+            tripping_policy("both", TripConditions { consecutive_failures: Some(4), ..long }, 418);
         // The called service adds policies of its own, so that direct and routed requests have different
         // policies.
         canary.apply_policies(ejecting_policy("called", 1000, None), [own.clone(), own]);
@@ -433,9 +439,9 @@ fn load_balancing_of_the_called_service_chooses_among_the_endpoints_of_a_backend
             (Application::with_response(OK).await, Application::with_response(OK).await);
         let mesh = Mesh::permissive(one.address).await;
         let (_server, second) = mesh.start_server("ratings-2", two.address).await;
-        let keyed = |policy, algorithm| Balancing {
+        let keyed = |policy, algorithm| PortLoadBalancing {
             policy: policy_name(ServicePolicyKind::LoadBalancing, policy),
-            rule: LoadBalancing { algorithm, warm_up: None },
+            rule: LoadBalancing { algorithm, slow_start: None },
         };
         let maglev = BalanceAlgorithm::Maglev(HashKey::Header("x-user".to_owned()));
         for (own, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
@@ -471,7 +477,7 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_backend() {
         let policy = policy_name(ServicePolicyKind::Hedging, "called");
         let rule = HedgeRule { after: Duration::from_millis(1), methods: Vec::new() };
         views[0].ports.get_mut(&PORT).unwrap().traffic_policy.hedging =
-            Some(Hedging { policy, rule });
+            Some(PortHedging { policy, rule });
         let port = views[1].ports.get_mut(&PORT).unwrap();
         port.endpoints = [mesh.server_endpoint(), second].map(Arc::new).into();
         mesh.client_knows(views);

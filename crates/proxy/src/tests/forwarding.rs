@@ -44,8 +44,8 @@ fn what_a_request_claims_about_its_sender_changes_nothing() {
         wait_until(|| mesh.server.ended_count() == 1).await;
         assert_eq!(mesh.server.series_summaries()[0].labels.peer, "bookinfo/productpage");
         let mut text = String::new();
-        let seen = mesh.server.log.try_recv().expect("a line");
-        crate::access_log::append_line(&seen, &leno_model::LogForm::Json, &mut text);
+        let trace_entry = mesh.server.log.try_recv().expect("a line");
+        crate::access_log::append_line(&trace_entry, &leno_model::LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["peer"], "bookinfo/productpage");
         assert_eq!(mesh.server.telemetry.count(Count::Retries), 0);

@@ -2,13 +2,13 @@
 
 mod fixture;
 mod half_open;
+mod session_affinity;
 mod sessions;
-mod stays;
 
 use std::time::Duration;
 
 use leno_model::{
-    FieldMatch, Protocol, Redirect, RouteKind, RuleActions, Scheme, Serves, ValueMatch,
+    FieldMatch, GatewayPortRules, Protocol, Redirect, RouteKind, RuleActions, Scheme, ValueMatch,
 };
 use leno_telemetry::Count;
 use tokio::io::AsyncWriteExt as _;
@@ -18,7 +18,8 @@ use super::http2::{connect_client, grpc_request, read_body, start_application};
 use super::prior_knowledge::without_http2;
 use crate::config::Limits;
 use fixture::{
-    Gate, HTTP, TCP, backends_to, gateway_listener, host_rules, http_port, path_rule, tcp_rule,
+    GatewayFixture, HTTP, TCP, backends_to, gateway_listener, host_rules, http_port, path_rule,
+    tcp_rule,
 };
 
 /// Starts an application that responds with the head of the request.
@@ -34,7 +35,7 @@ async fn start_mirror(name: &'static str) -> Application {
 fn requests_go_where_their_host_and_path_say() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
-        let gate = Gate::new(meshed.address, Protocol::Http, plain.address).await;
+        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
         let shop = host_rules(
             "shop.example.com",
             vec![
@@ -85,7 +86,7 @@ fn requests_go_where_their_host_and_path_say() {
 fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
-        let gate = Gate::new(meshed.address, Protocol::Http, plain.address).await;
+        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
         let rules =
             vec![path_rule("/", backends_to("ratings")), path_rule("/plain", backends_to("plain"))];
         gate.set_ports(vec![http_port(
@@ -135,7 +136,7 @@ fn applications_hear_who_came_in_and_not_what_external_clients_claim() {
 fn no_claim_of_a_client_about_itself_gets_through() {
     run(async {
         let plain = start_mirror("plain").await;
-        let gate = Gate::new(plain.address, Protocol::Http, plain.address).await;
+        let gate = GatewayFixture::new(plain.address, Protocol::Http, plain.address).await;
         let rules = vec![path_rule("/", backends_to("plain"))];
         gate.set_ports(vec![http_port(
             HTTP,
@@ -184,7 +185,7 @@ fn external_clients_are_reported_reasons_and_no_names() {
                 .to_owned()
         })
         .await;
-        let gate = Gate::new(plain.address, Protocol::Http, plain.address).await;
+        let gate = GatewayFixture::new(plain.address, Protocol::Http, plain.address).await;
         let rules = vec![
             path_rule("/plain", backends_to("plain")),
             path_rule("/none", backends_to("idle")),
@@ -214,7 +215,7 @@ fn external_clients_are_reported_reasons_and_no_names() {
 fn redirections_are_to_the_port_that_the_external_client_came_to() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let redirect = |scheme| RuleActions {
             redirect: Some(Redirect {
                 scheme,
@@ -245,7 +246,7 @@ fn redirections_are_to_the_port_that_the_external_client_came_to() {
 fn what_is_changed_counts_for_the_next_request_of_a_connection() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
-        let gate = Gate::new(meshed.address, Protocol::Http, plain.address).await;
+        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
         let to = |name: &str| {
             let rules = vec![path_rule("/", backends_to(name))];
             vec![http_port(HTTP, vec![gateway_listener("http", "", vec![host_rules("", rules)])])]
@@ -269,7 +270,7 @@ fn what_is_changed_counts_for_the_next_request_of_a_connection() {
 fn an_endpoint_that_nobody_listens_at_is_passed_over() {
     run(async {
         let app = start_mirror("plain").await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         gate.also_at(super::fixture::closed_port());
         let rules = vec![path_rule("/", backends_to("plain"))];
         gate.set_ports(vec![http_port(
@@ -292,7 +293,7 @@ fn an_application_that_does_not_speak_http2_is_passed_over() {
             respond.send_response(http::Response::new(()), true).unwrap();
         })
         .await;
-        let gate = Gate::new(with.address, Protocol::Http2, without.address).await;
+        let gate = GatewayFixture::new(with.address, Protocol::Http2, without.address).await;
         let rules = || vec![path_rule("/", backends_to("plain"))];
         gate.set_ports(vec![http_port(
             HTTP,
@@ -322,7 +323,7 @@ fn an_application_that_does_not_speak_http2_is_passed_over() {
 fn connections_to_applications_without_a_sidecar_are_used_again() {
     run(async {
         let app = Application::with_response(OK).await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let rules = vec![path_rule("/", backends_to("plain"))];
         gate.set_ports(vec![http_port(
             HTTP,
@@ -353,7 +354,7 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let gate = Gate::new(app.address, Protocol::Grpc, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Grpc, app.address).await;
         let rules = vec![path_rule("/shop.Cart", backends_to("plain"))];
         gate.set_ports(vec![http_port(
             HTTP,
@@ -379,7 +380,7 @@ fn calls_of_grpc_reach_applications_without_a_sidecar() {
 fn copies_reach_applications_without_a_sidecar() {
     run(async {
         let (app, copied) = (start_mirror("meshed").await, Application::with_response(OK).await);
-        let gate = Gate::new(app.address, Protocol::Http, copied.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, copied.address).await;
         let mut copying = path_rule("/", backends_to("ratings"));
         let mut mirrors = backends_to("plain");
         mirrors[0].weight = 1_000_000;
@@ -412,7 +413,8 @@ fn copies_reach_applications_without_a_sidecar() {
 fn copies_that_a_server_of_http2_did_not_process_are_sent_again() {
     run(async {
         let (app, copied) = (start_mirror("meshed").await, Short::start(1).await);
-        let gate = Gate::new(app.address, Protocol::Http2, copied.application.address).await;
+        let gate =
+            GatewayFixture::new(app.address, Protocol::Http2, copied.application.address).await;
         let mut copying = path_rule("/", backends_to("ratings"));
         let mut mirrors = backends_to("plain");
         mirrors[0].weight = 1_000_000;
@@ -445,7 +447,7 @@ fn calls_go_in_http2_to_ports_that_declare_nothing() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let gate = Gate::new(app.address, Protocol::Detect, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Detect, app.address).await;
         let mut calls = path_rule("/shop.Cart", backends_to("plain"));
         calls.kind = RouteKind::Grpc;
         gate.set_ports(vec![http_port(
@@ -467,7 +469,7 @@ fn who_takes_requests_back_again_and_again_is_sent_away() {
                 |mut client| async move { while client.read_head().await.is_some() {} },
             )
             .await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let rules = vec![path_rule("/", backends_to("plain"))];
         gate.set_ports(vec![http_port(
             HTTP,
@@ -498,7 +500,8 @@ fn external_clients_are_not_waited_for_as_long_as_applications() {
             idle_external_client: Duration::from_millis(400),
             ..Setup::default().limits
         };
-        let gate = Gate::with_limits(limits, app.address, Protocol::Http, app.address).await;
+        let gate =
+            GatewayFixture::with_limits(limits, app.address, Protocol::Http, app.address).await;
         let rules = vec![path_rule("/", backends_to("ratings"))];
         gate.set_ports(vec![http_port(
             HTTP,
@@ -522,8 +525,8 @@ fn bytes_go_to_applications_with_and_without_a_sidecar() {
                 client.send_bytes(word).await;
             })
             .await;
-            let gate = Gate::new(app.address, Protocol::Tcp, app.address).await;
-            gate.set_ports(vec![(TCP, Serves::Tcp(tcp_rule(backends_to(name))))]);
+            let gate = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
+            gate.set_ports(vec![(TCP, GatewayPortRules::Tcp(tcp_rule(backends_to(name))))]);
             let mut client = Client::connect(gate.port_address(TCP).await).await;
             assert_eq!(client.read_exactly(11).await, b"220 ready\r\n", "{name}");
             client.send_bytes("QUIT").await;
@@ -542,9 +545,9 @@ fn bytes_go_to_applications_with_and_without_a_sidecar() {
 fn bytes_for_nobody_are_cut_off() {
     run(async {
         let app = Application::with_response(OK).await;
-        let gate = Gate::new(app.address, Protocol::Tcp, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
         for backends in [Vec::new(), backends_to("absent"), backends_to("idle")] {
-            gate.set_ports(vec![(TCP, Serves::Tcp(tcp_rule(backends)))]);
+            gate.set_ports(vec![(TCP, GatewayPortRules::Tcp(tcp_rule(backends)))]);
             let mut client = Client::connect(gate.port_address(TCP).await).await;
             assert_eq!(client.read_end().await, End::Reset);
         }

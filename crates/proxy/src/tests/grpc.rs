@@ -15,7 +15,7 @@ use super::http2::{
 /// Returns the calls that a sidecar counted, by HTTP status, reason and gRPC status.
 fn call_counts(sidecar: &Sidecar) -> BTreeMap<String, u64> {
     let mut page = String::new();
-    sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
+    sidecar.telemetry.expose(leno_telemetry::ExpositionFormat::Prometheus, &mut page);
     let lines = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
     let parts = lines.map(|line| {
         let (labels, count) = line.rsplit_once("} ").unwrap();
@@ -96,7 +96,7 @@ fn both_sidecars_count_what_the_trailers_or_the_head_reported() {
         }
         let mut text = String::new();
         let seen = mesh.client.log.try_recv().expect("a line");
-        crate::access_log::append_line(&seen, &leno_model::LogForm::Json, &mut text);
+        crate::access_log::append_line(&seen, &leno_model::LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["grpc_status"], "OK");
     });

@@ -1,6 +1,6 @@
 //! Half-open clients that begin a handshake, ten times as many as the limit.
 
-use leno_model::{Access, MtlsMode, Protocol, WorkloadPlan};
+use leno_model::{Access, MtlsMode, Protocol, WorkloadConfig};
 use leno_telemetry::Count;
 
 use super::crowd::{Sent, expect_served};
@@ -42,7 +42,7 @@ fn members_and_clients_in_clear_come_in_past_silent_ones_where_both_may() {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::new(app.address, Setup { protocol, ..narrow_setup() }).await;
             let plan = serving_plan(&mesh.server, protocol, Access::AllowAll);
-            let plan = WorkloadPlan { mtls: MtlsMode::Permissive, ..plan };
+            let plan = WorkloadConfig { mtls: MtlsMode::Permissive, ..plan };
             mesh.server.apply_config(plan, Vec::new());
             let identity = test_credential(&mesh.authority, "foreign");
             for sent in Sent::HANDSHAKES {
@@ -68,7 +68,7 @@ fn clients_that_send_no_request_hold_a_part_of_the_connections() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let plan = serving_plan(&mesh.server, Protocol::Http, Access::AllowAll);
-        mesh.server.apply_config(WorkloadPlan { mtls: MtlsMode::Permissive, ..plan }, Vec::new());
+        mesh.server.apply_config(WorkloadConfig { mtls: MtlsMode::Permissive, ..plan }, Vec::new());
         let identity = test_credential(&mesh.authority, "foreign");
         for sent in Sent::REQUESTS {
             expect_served(mesh.inbound, 10 * ROOM, sent, ALPN_LINK, async || {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    BalanceAlgorithm, Balancing, Carries, EjectionTime, Endpoint, FailureClasses, HedgeRule,
-    Hedging, LoadBalancing, OutlierAlgorithm, OutlierDetection, Persistence, PortOutlierDetection,
-    Protocol, RetryRule, RouteRule, RuleActions, ServicePolicyKind, ServicePolicyName,
-    TrafficPolicy,
+    BalanceAlgorithm, EjectionTime, Endpoint, FailureClasses, HedgeRule, LoadBalancing,
+    OutlierAlgorithm, OutlierDetection, PersistenceType, PortHedging, PortLoadBalancing,
+    PortOutlierDetection, Protocol, RetryRule, RouteRule, RuleActions, ServicePolicyKind,
+    ServicePolicyName, SessionPersistence, TrafficPolicy,
 };
 use leno_telemetry::{Count, Gauge};
 use tokio::sync::watch;
@@ -19,10 +19,10 @@ use super::fixture::{
 use super::routes::{path_rule, routed_services};
 use crate::record::Hedge;
 
-fn hedging_rule(methods: &[&str]) -> Hedging {
+fn hedging_rule(methods: &[&str]) -> PortHedging {
     let policy = ServicePolicyName::new(ServicePolicyKind::Hedging, "bookinfo", "x").unwrap();
     let methods = methods.iter().map(|method| (*method).to_owned()).collect();
-    Hedging { policy, rule: HedgeRule { after: SOON, methods } }
+    PortHedging { policy, rule: HedgeRule { after: SOON, methods } }
 }
 
 const SOON: Duration = Duration::from_millis(1);
@@ -85,11 +85,11 @@ fn hedging_policy(methods: &[&str]) -> TrafficPolicy {
 }
 
 /// Balancing that ignores latency: a slow endpoint is selected again.
-fn latency_blind() -> Balancing {
+fn latency_blind() -> PortLoadBalancing {
     let kind = ServicePolicyKind::LoadBalancing;
     let policy = ServicePolicyName::new(kind, "bookinfo", "heedless").unwrap();
     let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
-    Balancing { policy, rule: LoadBalancing { algorithm, warm_up: None } }
+    PortLoadBalancing { policy, rule: LoadBalancing { algorithm, slow_start: None } }
 }
 
 fn client_count(mesh: &Mesh, count: Count) -> u64 {
@@ -116,7 +116,7 @@ fn who_answers_first_is_heard_and_the_other_is_cancelled_at_once() {
         assert!(mesh.client.failure_counts().is_empty());
         // The slower attempt does not count as a failure.
         let slow = mesh.client.worker.upstream_for(&Arc::new(mesh.server_endpoint()));
-        assert_eq!(slow.load(None, Some(std::time::Instant::now())).under_way, 0);
+        assert_eq!(slow.load(None, Some(std::time::Instant::now())).in_progress, 0);
         // The connection continues to serve.
         assert_eq!(client.send_request(GET).await.body_text(), "two ");
     });
@@ -306,9 +306,9 @@ fn what_may_not_be_done_twice_is_sent_once() {
 fn a_client_that_keeps_to_its_endpoint_waits_for_it() {
     run(async {
         let (mesh, second, one, two, _server) = start_two(&["one", "two"]).await;
-        let persistence = Persistence {
+        let persistence = SessionPersistence {
             name: Some("x-cart".into()),
-            carrier: Carries::Header,
+            kind: PersistenceType::Header,
             absolute: None,
             idle: None,
             path: None,

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use bytes::BytesMut;
-use leno_wire::link::{Event, GoAwayCode, ResetCode, StreamKind};
+use leno_wire::link::{GoAwayCode, LinkEvent, ResetCode, StreamKind};
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::{
@@ -133,7 +133,7 @@ fn garbage_breaks_the_link_and_nothing_else() {
             peer.stream.flush().await.unwrap();
             let broken = matches!(
                 peer.next().await,
-                Some(Event::GoAway { code: GoAwayCode::Protocol, .. }) | None
+                Some(LinkEvent::GoAway { code: GoAwayCode::Protocol, .. }) | None
             );
             assert!(broken);
             while peer.next().await.is_some() {}
@@ -211,7 +211,7 @@ fn heads_wait_for_a_peer_that_does_not_read() {
         let mut answered = 0;
         while answered < STREAMS {
             match peer.next().await {
-                Some(Event::Head { .. }) => answered += 1,
+                Some(LinkEvent::Head { .. }) => answered += 1,
                 Some(_) => {}
                 None => panic!("the link broke after {answered} answers"),
             }
@@ -254,7 +254,7 @@ async fn mesh_with_peer(
             let mut peer = Peer::accept_link(client.stream, &identity).await;
             let mut count = 0;
             while let Some(event) = peer.next().await {
-                if let Event::Opened { .. } = event {
+                if let LinkEvent::Opened { .. } = event {
                     count += 1;
                     play(&mut peer, count).await;
                 }
@@ -270,7 +270,7 @@ fn stream_id(number: usize) -> leno_wire::link::StreamId {
     // Stream IDs are consecutive and have no public constructor: an opener creates them.
     let mut link = leno_wire::link::Link::new(
         leno_wire::link::Role::Opener,
-        leno_wire::link::Limits::default(),
+        leno_wire::link::LinkLimits::default(),
     );
     (0..number)
         .map(|_| link.open_stream(StreamKind::Http, true, |_: &mut BytesMut| {}).unwrap())

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use leno_identity::{Credential, client_config, join_client_config, server_name};
 use leno_model::SpiffeId;
 use leno_telemetry::Gauge;
-use leno_wire::link::{Event, GoAwayCode, StreamKind};
+use leno_wire::link::{GoAwayCode, LinkEvent, StreamKind};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -100,7 +100,7 @@ fn plaintext_into_the_inbound_port_is_reset() {
         .await;
         // The condition names the client. One that sends no byte is not listed.
         let found =
-            mesh.server.worker.world.conditions.active_conditions(std::time::Instant::now());
+            mesh.server.worker.config_store.conditions.active_conditions(std::time::Instant::now());
         let found: Vec<_> = found.iter().map(|it| (it.kind.as_str(), it.reason.as_str())).collect();
         assert_eq!(found, [("plaintext-rejected", "127.0.0.1")]);
         // A client that sends no byte has not sent plaintext.
@@ -188,7 +188,10 @@ fn a_link_takes_nothing_new_once_the_certificate_of_either_end_has_expired() {
         let stream = peer.open_stream(StreamKind::Http, GET, true);
         assert!(peer.read_response(stream).await.2, "before it has expired");
         let away = peer.next().await;
-        assert!(matches!(away, Some(Event::GoAway { code: GoAwayCode::Drain, .. })), "{away:?}");
+        assert!(
+            matches!(away, Some(LinkEvent::GoAway { code: GoAwayCode::Drain, .. })),
+            "{away:?}"
+        );
 
         // The server's certificate expires: its client opens another link, and finds the new certificate there.
         mesh.server.set_credential(credential_from(&mesh.authority, "ratings", soon()));

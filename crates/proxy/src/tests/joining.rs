@@ -5,9 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use leno_discovery::{Budget, Event, IssuedBytes, JOIN_ALPN, Queued, event_queue, serve_join};
+use leno_discovery::{
+    Budget, Event, IssuedCertificate, JOIN_ALPN, QueuedEvent, event_queue, serve_join,
+};
 use leno_identity::{
-    Authority, CertificateRequest, Credential, PrivateKey, Subject, control_id, join_server_config,
+    Authority, CertificateRequest, CertificateSubject, Credential, PrivateKey, control_id,
+    join_server_config,
 };
 use leno_model::{SpiffeId, TrustDomain, WorkloadName};
 use leno_telemetry::Telemetry;
@@ -18,26 +21,26 @@ use tokio_rustls::TlsAcceptor;
 
 use super::fixture::{DOMAIN, run, service_account, test_authority};
 use crate::config::{AccountToken, Config, TrustedRoots};
+use crate::config_store::ConfigStore;
 use crate::control_address::ControlAddress;
-use crate::follow::{self, Follower};
+use crate::control_client::{self, ControlClient};
 use crate::state::StateDir;
-use crate::world::World;
 
 /// A control plane that accepts every join, and reports the token.
-struct Gate {
+struct ControlServer {
     address: ControlAddress,
     tokens: mpsc::Receiver<String>,
     _tasks: JoinSet<()>,
 }
 
-impl Gate {
+impl ControlServer {
     async fn start(authority: Authority) -> Self {
         let id = control_id(authority.trust_domain());
         let key = PrivateKey::generate();
         let issued = sign_csr(
             &authority,
             &key.certificate_request(),
-            Subject { id: &id, workload: None, instance: None },
+            CertificateSubject { id: &id, workload: None, instance: None },
         );
         let credential = Credential::new(key, issued).unwrap();
         let tls = TlsAcceptor::from(join_server_config(&credential, &[JOIN_ALPN]).unwrap());
@@ -57,14 +60,18 @@ impl Gate {
             }
         });
         tasks.spawn_local(async move {
-            while let Some(Queued { event: Event::Join(joining), turn: _turn }) = asked.recv().await
+            while let Some(QueuedEvent { event: Event::JoinRequested(joining), turn: _turn }) =
+                asked.recv().await
             {
                 let account = service_account("ratings");
                 let id = SpiffeId { trust_domain: authority.trust_domain().clone(), account };
-                let subject =
-                    Subject { id: &id, workload: Some(&joining.workload), instance: None };
+                let subject = CertificateSubject {
+                    id: &id,
+                    workload: Some(&joining.workload),
+                    instance: None,
+                };
                 let issued = sign_csr(&authority, &joining.csr, subject);
-                let bytes = IssuedBytes {
+                let bytes = IssuedCertificate {
                     chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
                     roots: issued.roots.certificates().iter().map(|der| der.to_vec()).collect(),
                 };
@@ -77,7 +84,11 @@ impl Gate {
     }
 }
 
-fn sign_csr(authority: &Authority, csr: &[u8], subject: Subject<'_>) -> leno_identity::Issued {
+fn sign_csr(
+    authority: &Authority,
+    csr: &[u8],
+    subject: CertificateSubject<'_>,
+) -> leno_identity::CertificateBundle {
     let request = CertificateRequest::from_der(csr).unwrap();
     authority.sign(&request, subject, Duration::from_secs(600), SystemTime::now()).unwrap()
 }
@@ -88,16 +99,21 @@ fn workload_name() -> WorkloadName {
 }
 
 /// Creates a sidecar with a state directory of its own.
-fn start_sidecar(scratch: &Path, name: &str, roots: TrustedRoots, control: &Gate) -> Rc<Follower> {
+fn start_sidecar(
+    scratch: &Path,
+    name: &str,
+    roots: TrustedRoots,
+    control: &ControlServer,
+) -> Rc<ControlClient> {
     let path = scratch.join(name);
     let domain = TrustDomain::new(DOMAIN).unwrap();
     let mut config = Config::for_sidecar(workload_name(), domain, path.clone());
     config.account_token = Some(AccountToken { file: scratch.join("token"), roots });
     config.control = vec![control.address.clone()];
     let state = StateDir::open(&path).unwrap();
-    let (world, _) = World::new(state.stored_names(), Instant::now());
+    let (config_store, _) = ConfigStore::new(state.stored_names(), Instant::now());
     let admin = ([127, 0, 0, 1], 0).into();
-    Rc::new(Follower::new(Arc::new(config), Telemetry::new(), world, state, admin, 0))
+    Rc::new(ControlClient::new(Arc::new(config), Telemetry::new(), config_store, state, admin, 0))
 }
 
 #[test]
@@ -106,19 +122,20 @@ fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
         let scratch = tempfile::tempdir().unwrap();
         let authority = test_authority(scratch.path(), DOMAIN);
         let (roots, file) = (authority.roots(), scratch.path().join("roots.pem"));
-        let mut gate = Gate::start(authority).await;
+        let mut gate = ControlServer::start(authority).await;
         std::fs::write(&file, roots.to_pem()).unwrap();
         for (token, trusted) in
             [("one", TrustedRoots::Known(roots)), ("two", TrustedRoots::File(file))]
         {
             std::fs::write(scratch.path().join("token"), format!("{token}\n")).unwrap();
-            let follower = start_sidecar(scratch.path(), token, trusted, &gate);
-            let joined = follow::ensure_credential(&follower, &gate.address).await.unwrap();
+            let control_client = start_sidecar(scratch.path(), token, trusted, &gate);
+            let joined =
+                control_client::ensure_credential(&control_client, &gate.address).await.unwrap();
             assert_eq!(joined.workload(), Some(&workload_name()));
             assert_eq!(gate.tokens.recv().await.unwrap(), token);
             assert!(scratch.path().join("token").exists());
             // A valid certificate causes no request.
-            follow::ensure_credential(&follower, &gate.address).await.unwrap();
+            control_client::ensure_credential(&control_client, &gate.address).await.unwrap();
             assert!(gate.tokens.try_recv().is_err());
         }
     });
@@ -128,12 +145,12 @@ fn a_token_of_the_platform_is_read_at_each_join_and_left_where_it_is() {
 fn a_token_is_shown_to_nobody_who_is_not_trusted() {
     run(async {
         let (scratch, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let mut gate = Gate::start(test_authority(scratch.path(), DOMAIN)).await;
+        let mut gate = ControlServer::start(test_authority(scratch.path(), DOMAIN)).await;
         std::fs::write(scratch.path().join("token"), "one").unwrap();
         let roots = TrustedRoots::Known(test_authority(other.path(), DOMAIN).roots());
-        let follower = start_sidecar(scratch.path(), "state", roots, &gate);
-        let refused = follow::ensure_credential(&follower, &gate.address).await;
-        assert!(matches!(refused, Err(follow::Ended::Untrusted { .. })));
+        let control_client = start_sidecar(scratch.path(), "state", roots, &gate);
+        let refused = control_client::ensure_credential(&control_client, &gate.address).await;
+        assert!(matches!(refused, Err(control_client::StreamError::Untrusted { .. })));
         assert!(gate.tokens.try_recv().is_err());
     });
 }
@@ -144,18 +161,18 @@ fn a_sidecar_goes_on_asking_until_there_is_something_to_show() {
         let scratch = tempfile::tempdir().unwrap();
         let authority = test_authority(scratch.path(), DOMAIN);
         let roots = TrustedRoots::Known(authority.roots());
-        let mut gate = Gate::start(authority).await;
-        let follower = start_sidecar(scratch.path(), "state", roots, &gate);
-        let missing = follow::ensure_credential(&follower, &gate.address).await;
+        let mut gate = ControlServer::start(authority).await;
+        let control_client = start_sidecar(scratch.path(), "state", roots, &gate);
+        let missing = control_client::ensure_credential(&control_client, &gate.address).await;
         let Err(reason) = missing else { panic!() };
         assert!(reason.to_string().contains("token"), "{reason}");
         let (_requests, inbox) = mpsc::channel(1);
         let mut tasks = JoinSet::new();
-        tasks.spawn_local(follow::follow_control(follower.clone(), inbox));
+        tasks.spawn_local(control_client::follow_control(control_client.clone(), inbox));
         std::fs::write(scratch.path().join("token"), "late").unwrap();
         assert_eq!(gate.tokens.recv().await.unwrap(), "late");
-        let mut changes = follower.world.subscribe();
-        while follower.world.credential().is_none() {
+        let mut changes = control_client.config_store.subscribe();
+        while control_client.config_store.credential().is_none() {
             changes.changed().await.unwrap();
         }
     });

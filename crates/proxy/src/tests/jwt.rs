@@ -7,9 +7,9 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPai
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leno_model::{
-    Access, ClaimHeader, ClaimMatch, Guard, InboundPolicy, IssuerKeys, JwtIssuer, JwtPlace,
-    JwtValidation, PathMatch, PolicyAction, PolicyName, PolicyRule, PortGuard, PortSet, Protocol,
-    RequestMatch, Required, ServicePolicyKind, ServicePolicyName,
+    Access, ClaimHeader, ClaimMatch, InboundPolicy, IssuerKeys, JwtIssuer, JwtLocation,
+    JwtValidation, PathMatch, PolicyAction, PolicyName, PolicyRule, PortCheck, PortSet, Protocol,
+    RequestCheck, RequestMatch, ServicePolicyKind, ServicePolicyName, TokenRequirement,
 };
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ impl Issuer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
     }
 
-    pub(super) fn token_guard(&self, required: Required) -> PortGuard {
+    pub(super) fn token_guard(&self, required: TokenRequirement) -> PortCheck {
         let claim = |claim: &str, header: &str| ClaimHeader {
             claim: claim.to_owned(),
             header: header.to_owned(),
@@ -51,9 +51,9 @@ impl Issuer {
             issuer: "me".to_owned(),
             aud: vec!["ratings".to_owned()],
             keys: IssuerKeys::Set(self.key_set().into()),
-            places: vec![
-                JwtPlace::Header { name, prefix },
-                JwtPlace::Query("access_token".to_owned()),
+            locations: vec![
+                JwtLocation::Header { name, prefix },
+                JwtLocation::Query("access_token".to_owned()),
             ],
             clock_skew: std::time::Duration::from_secs(10),
             requires_expiration: true,
@@ -64,7 +64,7 @@ impl Issuer {
         let rule = JwtValidation { issuers: vec![issuer], required };
         let kind = ServicePolicyKind::JwtValidation;
         let policy = ServicePolicyName::new(kind, "bookinfo", "tokens").unwrap();
-        PortGuard { policy, guard: Guard::Tokens(Box::new(rule)) }
+        PortCheck { policy, check: RequestCheck::Tokens(Box::new(rule)) }
     }
 }
 
@@ -96,7 +96,7 @@ fn what_a_client_claims_of_itself_reaches_no_application_of_http2() {
         });
         let mesh = http2::http2_mesh(app.await.address, Protocol::Grpc).await;
         let issuer = Issuer::new();
-        mesh.set_guards(vec![issuer.token_guard(Required::Never)], Vec::new());
+        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Never)], Vec::new());
         let mut client = http2::connect_client(mesh.listener).await;
         let token = format!("Bearer {}", issuer.sign_token(&["readers"], 60));
         for (token, reported) in [(Some(token), ["ann", "readers", ""]), (None, ["", "", ""])] {
@@ -123,7 +123,7 @@ fn a_token_is_verified_and_reported_to_the_application() {
         let mesh = Mesh::permissive(app.address).await;
         let (issuer, other) = (Issuer::new(), Issuer::new());
         mesh.set_guards(
-            vec![issuer.token_guard(Required::Of(vec![path_prefix("/ratings")]))],
+            vec![issuer.token_guard(TokenRequirement::Matching(vec![path_prefix("/ratings")]))],
             Vec::new(),
         );
         let mut client = Client::connect(mesh.listener).await;
@@ -178,8 +178,9 @@ fn nobody_is_believed_before_the_keys_are_there() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard = issuer.token_guard(Required::Of(vec![path_prefix("/ratings")]));
-        let Guard::Tokens(rule) = &mut guard.guard else { panic!("no tokens") };
+        let mut guard =
+            issuer.token_guard(TokenRequirement::Matching(vec![path_prefix("/ratings")]));
+        let RequestCheck::Tokens(rule) = &mut guard.check else { panic!("no tokens") };
         rule.issuers[0].keys = IssuerKeys::Awaited;
         mesh.set_guards(vec![guard], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
@@ -198,7 +199,7 @@ fn nobody_is_believed_before_the_keys_are_there() {
         assert!(app.received_requests().is_empty());
         assert_eq!(client.send_request(&get("/health", "")).await.status, 200);
 
-        mesh.set_guards(vec![issuer.token_guard(Required::Always)], Vec::new());
+        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Always)], Vec::new());
         let answer = client
             .send_request(&get("/ratings", &bearer_request(&issuer.sign_token(&[], 60))))
             .await;
@@ -225,7 +226,7 @@ fn policies_ask_what_a_token_says() {
             ports: PortSet::All,
         };
         let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
-        mesh.guard_enforcing(vec![issuer.token_guard(Required::Never)], inbound);
+        mesh.guard_enforcing(vec![issuer.token_guard(TokenRequirement::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         for (groups, status) in [(&["writers"][..], 200), (&["a", "admins"], 200), (&["a"], 403)] {
             let fields = bearer_request(&issuer.sign_token(groups, 60));
@@ -241,7 +242,7 @@ fn a_token_cannot_be_hidden_and_two_are_none() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        mesh.set_guards(vec![issuer.token_guard(Required::Never)], Vec::new());
+        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         let (one, two) = (issuer.sign_token(&["a"], 60), issuer.sign_token(&["b"], 60));
         for (path, fields) in [
@@ -290,7 +291,7 @@ fn a_claim_in_a_trailer_goes_no_further() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        mesh.set_guards(vec![issuer.token_guard(Required::Never)], Vec::new());
+        mesh.set_guards(vec![issuer.token_guard(TokenRequirement::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for (trailers, passed) in [
             ("X-User: eve\r\n", ""),
@@ -316,10 +317,10 @@ fn a_token_under_another_variant_of_its_header_is_rejected() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let issuer = Issuer::new();
-        let mut guard = issuer.token_guard(Required::Never);
-        if let Guard::Tokens(rule) = &mut guard.guard {
-            let place = JwtPlace::Header { name: "x-token".to_owned(), prefix: String::new() };
-            rule.issuers[0].places = vec![place];
+        let mut guard = issuer.token_guard(TokenRequirement::Never);
+        if let RequestCheck::Tokens(rule) = &mut guard.check {
+            let place = JwtLocation::Header { name: "x-token".to_owned(), prefix: String::new() };
+            rule.issuers[0].locations = vec![place];
         }
         mesh.set_guards(vec![guard], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
@@ -356,7 +357,7 @@ fn policies_see_what_the_application_is_reported_and_not_what_clients_claim() {
             ports: PortSet::All,
         };
         let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
-        mesh.guard_enforcing(vec![issuer.token_guard(Required::Never)], inbound);
+        mesh.guard_enforcing(vec![issuer.token_guard(TokenRequirement::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
         let faked = get("/", "x-user: ann\r\n");
         assert_eq!(client.send_request(&faked).await.verdict(), (403, Some("denied")));

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leno_model::{
-    BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, CircuitLimits, Endpoint, HashKey,
-    LoadBalancing, Protocol, Reason, RouteRule, ServicePolicyKind, ServicePolicyName, Side,
-    TrafficPolicy,
+    BalanceAlgorithm, CircuitBreaker, CircuitLimits, Endpoint, FailureSide, HashKey, LoadBalancing,
+    PortCircuitBreaker, PortLoadBalancing, Protocol, Reason, RouteRule, ServicePolicyKind,
+    ServicePolicyName, TrafficPolicy,
 };
 
 use super::fixture::{
     Application, Client, GET, Mesh, OK, PORT, meshed_endpoint, run, service_config, wait_until,
 };
 use super::routes::{path_rule, routed_services};
-use crate::upstream::{Upstream, Wait};
+use crate::upstream::{ConnectWait, Upstream};
 
 const LONG: Duration = Duration::from_secs(1);
 /// As `Latency::step` defines it.
@@ -32,7 +32,7 @@ fn latency_step(upstream: &Upstream) -> Option<u8> {
 
 /// Returns its failures; no request may be in progress.
 fn failure_count(upstream: &Upstream) -> u32 {
-    upstream.load(None, Some(Instant::now())).under_way
+    upstream.load(None, Some(Instant::now())).in_progress
 }
 
 /// Returns another endpoint at the same address: a single endpoint is not measured.
@@ -59,7 +59,10 @@ fn a_connection_that_is_opened_is_no_part_of_its_attempt_and_says_nothing_of_oth
         record_choice(&upstream, LONG);
         let (slow, connecting) = (upstream.start_timed(), upstream.start_timed());
         assert!(
-            upstream.acquire(&mesh.client.worker, Some(&connecting), Wait::Whole).await.is_ok()
+            upstream
+                .acquire(&mesh.client.worker, Some(&connecting), ConnectWait::Whole)
+                .await
+                .is_ok()
         );
         connecting.record_response(200);
         assert!(latency_step(&upstream) < Some(LONG_STEP));
@@ -94,7 +97,7 @@ fn what_is_not_the_endpoints_fault_is_no_failure_of_it() {
             let upstream = Rc::new(Upstream::new(Arc::new(mesh.server_endpoint())));
             record_choice(&upstream, Duration::ZERO);
             upstream.start_timed().record_failure(*reason);
-            let is_its = reason.side() == Side::Upstream;
+            let is_its = reason.side() == FailureSide::Upstream;
             assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
             // The outcome is unknown.
             drop(upstream.start_timed());
@@ -137,8 +140,10 @@ fn a_request_that_finds_no_room_to_wait_is_held_against_no_endpoint() {
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         let both = [mesh.server_endpoint(), twin_endpoint(&mesh.server_endpoint())];
         let mut view = service_config(Protocol::Http, &both);
-        view.ports.get_mut(&PORT).unwrap().traffic_policy =
-            TrafficPolicy { breaker: Some(Breaker { policy, rule }), ..TrafficPolicy::default() };
+        view.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
+            breaker: Some(PortCircuitBreaker { policy, rule }),
+            ..TrafficPolicy::default()
+        };
         mesh.client_knows(vec![view]);
         let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.verdict(), (503, Some("circuit-full")));
@@ -187,11 +192,11 @@ fn who_shows_no_key_goes_where_answers_are_soon() {
             let kind = ServicePolicyKind::LoadBalancing;
             let policy = ServicePolicyName::new(kind, "bookinfo", "keys").unwrap();
             let algorithm = algorithm(HashKey::Header("x-user".to_owned()));
-            let rule = LoadBalancing { algorithm, warm_up: None };
+            let rule = LoadBalancing { algorithm, slow_start: None };
             let mut view =
                 service_config(Protocol::Http, &[mesh.server_endpoint(), second.clone()]);
             view.ports.get_mut(&PORT).unwrap().traffic_policy = TrafficPolicy {
-                balancing: Some(Balancing { policy, rule }),
+                balancing: Some(PortLoadBalancing { policy, rule }),
                 ..TrafficPolicy::default()
             };
             mesh.client_knows(vec![view]);

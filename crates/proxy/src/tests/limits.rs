@@ -15,8 +15,8 @@ use super::fixture::{
     wait_until,
 };
 use super::http2;
-use crate::listen::{self, Command};
-use crate::redirect::Gate;
+use crate::listen::{self, ListenerCommand};
+use crate::redirect::ConnectionClassifier;
 use crate::session::ListenerKind;
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
@@ -297,8 +297,8 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
         tokio::task::spawn_local(listen::run(mesh.client.worker.clone(), inbox));
         let service = super::fixture::test_service();
         let listener_kind = ListenerKind::Outbound { service, port: super::fixture::PORT };
-        let gate = Gate::Fixed(listener_kind);
-        commands.send(Command::Open { gate, listener }).await.unwrap();
+        let classifier = ConnectionClassifier::Fixed(listener_kind);
+        commands.send(ListenerCommand::Open { classifier, listener }).await.unwrap();
         let mut first = Client::connect(address).await;
         let mut second = Client::connect(address).await;
         assert_eq!(first.send_request(GET).await.status, 200);

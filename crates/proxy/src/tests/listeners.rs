@@ -1,6 +1,6 @@
 //! Outbound listeners of an application: one per service, and the HTTP proxy.
 
-use leno_model::{Access, Egress, Protocol, WorkloadPlan};
+use leno_model::{Access, Egress, Protocol, WorkloadConfig};
 
 use super::fixture::{
     Application, Client, End, GET, Mesh, Setup, proxy_config, run, service_config, wait_until,
@@ -77,8 +77,10 @@ fn the_http_proxy_takes_the_target_from_each_request() {
 fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
-        let plan =
-            WorkloadPlan { egress: Egress::Deny, ..proxy_config("productpage", Access::AllowAll) };
+        let plan = WorkloadConfig {
+            egress: Egress::Deny,
+            ..proxy_config("productpage", Access::AllowAll)
+        };
         mesh.client
             .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
@@ -118,8 +120,10 @@ fn the_http_proxy_leads_nowhere_but_to_services_where_nothing_leaves_the_mesh() 
 fn a_host_of_two_labels_is_outside_where_no_such_namespace_is_known() {
     run(async {
         let mesh = Mesh::permissive(start_mirror().await.address).await;
-        let plan =
-            WorkloadPlan { egress: Egress::Deny, ..proxy_config("productpage", Access::AllowAll) };
+        let plan = WorkloadConfig {
+            egress: Egress::Deny,
+            ..proxy_config("productpage", Access::AllowAll)
+        };
         mesh.client
             .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
@@ -150,7 +154,7 @@ fn the_http_proxy_passes_on_requests_for_hosts_outside_where_egress_allows_it() 
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         // The port states of the sidecar's own application do not affect external destinations.
         let states = PortStates { otherwise: PortState::Down, ..PortStates::default() };
-        mesh.client.worker.world.application.set_states(states);
+        mesh.client.worker.config_store.application.set_states(states);
         let port = outside.address.port();
         let mut client = Client::connect(proxy).await;
         for host in ["127.0.0.1", "localhost"] {

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use leno_model::{Endpoint, Protocol};
 use leno_traffic::Endpoints;
-use leno_wire::link::Event;
+use leno_wire::link::LinkEvent;
 use tokio::net::TcpListener;
 
 use super::fixture::{
     Application, Client, Mesh, OK, Peer, meshed_endpoint, run, test_credential, wait_until,
 };
-use crate::upstream::Wait;
+use crate::upstream::ConnectWait;
 use crate::upstream::priorities::Priorities;
 
 const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
@@ -40,7 +40,7 @@ async fn start_silent(mesh: &Mesh, name: &str) -> (Endpoint, Rc<Cell<usize>>) {
         let (tcp, _) = listener.accept().await.unwrap();
         let mut peer = Peer::accept_link(tcp, &identity).await;
         while let Some(event) = peer.next().await {
-            counted.set(counted.get() + usize::from(matches!(event, Event::Opened { .. })));
+            counted.set(counted.get() + usize::from(matches!(event, LinkEvent::Opened { .. })));
         }
         // Later connections are accepted by the kernel alone.
         let _listener = listener;
@@ -61,10 +61,10 @@ fn accept_links(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
                 let tls = super::fixture::tls_accept(tcp, &identity, &[crate::tls::ALPN_LINK]);
                 let Ok(tls) = tls.await else { return };
                 let role = leno_wire::link::Role::Acceptor;
-                let mut peer = Peer::new(tls, role, leno_wire::link::Limits::default());
+                let mut peer = Peer::new(tls, role, leno_wire::link::LinkLimits::default());
                 peer.flush().await;
                 while let Some(event) = peer.next().await {
-                    if let Event::Opened { stream, .. } = event {
+                    if let LinkEvent::Opened { stream, .. } = event {
                         counted.set(counted.get() + 1);
                         peer.send_head(
                             stream,
@@ -184,7 +184,7 @@ fn a_request_at_a_peer_that_is_silent_for_seconds_is_answered_when_it_goes_on() 
             let (tcp, _) = listener.accept().await.unwrap();
             let mut peer = Peer::accept_link(tcp, &identity).await;
             while let Some(event) = peer.next().await {
-                let Event::Opened { stream, .. } = event else { continue };
+                let LinkEvent::Opened { stream, .. } = event else { continue };
                 if !counted.replace(true) {
                     released.notified().await;
                 }
@@ -233,7 +233,7 @@ fn a_link_that_is_silent_when_its_endpoint_is_retired_ends_when_its_peer_goes_on
                     let number = counts.borrow().len();
                     counts.borrow_mut().push(0);
                     while let Some(event) = peer.next().await {
-                        let Event::Opened { stream, .. } = event else { continue };
+                        let LinkEvent::Opened { stream, .. } = event else { continue };
                         let is_first = counts.borrow().iter().sum::<usize>() == 0;
                         counts.borrow_mut()[number] += 1;
                         if is_first {
@@ -311,7 +311,7 @@ fn a_preferred_endpoint_is_probed_while_another_list_serves() {
         assert_eq!(priorities.len(), 2);
         let worker = &mesh.client.worker;
         let preferred = worker.upstream_for(&Arc::new(dead));
-        assert!(preferred.acquire(worker, None, Wait::Short).await.is_err());
+        assert!(preferred.acquire(worker, None, ConnectWait::Short).await.is_err());
         assert!(priorities.has_yielded(priorities.serving_endpoints(worker, None, None)));
         let _served = accept_links(&mesh, listener);
         wait_until(|| !priorities.has_yielded(priorities.serving_endpoints(worker, None, None)))

@@ -6,14 +6,14 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Response;
 use leno_model::{
-    Abort, Authorization, CheckService, CheckServiceAddress, Concurrency, Descriptor,
-    DescriptorEntry, DescriptorValue, FailureMode, FaultRule, Faults, FixedResponse, GlobalLimit,
-    Guard, InboundPolicy, JwtValidation, MtlsMode, PathMatch, PolicyAction, PolicyName, PolicyRule,
-    PortGuard, PortLimits, PortSet, Protocol, Rate, RateLimitKey, RateLimits, RateRule,
-    RequestMatch, Required, Server, ServicePolicyKind, ServicePolicyName, TrafficPolicy,
-    WorkloadPlan,
+    Authorization, CheckService, CheckServiceAddress, Concurrency, Descriptor, DescriptorEntry,
+    DescriptorValue, FailureMode, FaultAbort, FaultRule, FixedResponse, GlobalLimit, InboundPolicy,
+    JwtValidation, MtlsMode, PathMatch, PolicyAction, PolicyName, PolicyRule, PortCheck,
+    PortFaults, PortLimits, PortSet, Protocol, Rate, RateLimitKey, RateLimits, RateRule,
+    RequestCheck, RequestMatch, Server, ServicePolicyKind, ServicePolicyName, TokenRequirement,
+    TrafficPolicy, WorkloadConfig,
 };
-use leno_wire::link::{Event, ResetCode, StreamKind};
+use leno_wire::link::{LinkEvent, ResetCode, StreamKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::fixture::{
@@ -52,7 +52,7 @@ pub(super) fn rate_rule(size: u32) -> RateRule {
 }
 
 fn test_service() -> CheckService {
-    let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9").unwrap());
+    let at = CheckServiceAddress::External(Server::parse("http://127.0.0.1:9").unwrap());
     CheckService { at, timeout: Duration::from_millis(200), failure_mode: FailureMode::Deny }
 }
 
@@ -71,24 +71,24 @@ pub(super) fn denies_some() -> InboundPolicy {
     InboundPolicy { rules: vec![rule], ..InboundPolicy::default() }
 }
 
-type Change = Box<dyn Fn(WorkloadPlan) -> WorkloadPlan>;
+type Change = Box<dyn Fn(WorkloadConfig) -> WorkloadConfig>;
 
 /// Returns all policies that may decide by request at a port, and whether each allows bytes at a port declared
 /// `TCP`.
 fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
     let limited = |limits: RateLimits| {
-        move |plan| WorkloadPlan {
+        move |plan| WorkloadConfig {
             limits: [(port, vec![port_limits(limits.clone())])].into(),
             ..plan
         }
     };
-    let guarded = |kind, guard: Guard| {
-        let guard = PortGuard { policy: policy_name(kind), guard };
-        move |plan| WorkloadPlan { guards: [(port, vec![guard.clone()])].into(), ..plan }
+    let guarded = |kind, guard: RequestCheck| {
+        let guard = PortCheck { policy: policy_name(kind), check: guard };
+        move |plan| WorkloadConfig { request_checks: [(port, vec![guard.clone()])].into(), ..plan }
     };
     let tokens =
-        |required| Guard::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
-    let authorization = Guard::Authorization(Box::new(Authorization {
+        |required| RequestCheck::Tokens(Box::new(JwtValidation { issuers: Vec::new(), required }));
+    let authorization = RequestCheck::Authorization(Box::new(Authorization {
         check_service: test_service(),
         requests: Vec::new(),
         headers: None,
@@ -120,10 +120,10 @@ fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
         ),
         ("concurrency", true, Box::new(limited(RateLimits { concurrency: at_once, ..all() }))),
         ("global", true, Box::new(limited(RateLimits { global: Some(Box::new(global)), ..all() }))),
-        ("optional tokens", true, Box::new(guarded(jwt, tokens(Required::Never)))),
-        ("required tokens", false, Box::new(guarded(jwt, tokens(Required::Always)))),
+        ("optional tokens", true, Box::new(guarded(jwt, tokens(TokenRequirement::Never)))),
+        ("required tokens", false, Box::new(guarded(jwt, tokens(TokenRequirement::Always)))),
         ("authorization", false, Box::new(guarded(external, authorization))),
-        ("denial", true, Box::new(|plan| WorkloadPlan { inbound: denies_some(), ..plan })),
+        ("denial", true, Box::new(|plan| WorkloadConfig { inbound: denies_some(), ..plan })),
     ]
 }
 
@@ -146,16 +146,16 @@ fn bytes_get_past_no_policy_that_decides_by_request_whatever_the_port_declares()
                 let mut answer = peer.next().await.unwrap();
                 if protocol == Protocol::Detect {
                     // Requests may follow.
-                    assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
+                    assert!(matches!(answer, LinkEvent::Head { .. }), "{policy}: {answer:?}");
                     peer.send_data(stream, b"\0", false);
                     answer = reset_of(&mut peer).await;
                 }
                 if protocol == Protocol::Tcp && passes_tcp {
-                    assert!(matches!(answer, Event::Head { .. }), "{policy}: {answer:?}");
+                    assert!(matches!(answer, LinkEvent::Head { .. }), "{policy}: {answer:?}");
                     no_request_passes(&mesh, policy).await;
                     continue;
                 }
-                let expected = Event::Reset {
+                let expected = LinkEvent::Reset {
                     stream,
                     code: ResetCode::Denied,
                     reason: "denied-by-policy".into(),
@@ -183,17 +183,17 @@ async fn no_request_passes(mesh: &Mesh, policy: &str) {
     ] {
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         let stream = peer.open_stream(StreamKind::Tcp, "", false);
-        assert!(matches!(peer.next().await, Some(Event::Head { .. })));
+        assert!(matches!(peer.next().await, Some(LinkEvent::Head { .. })));
         for piece in pieces {
             peer.send_data(stream, piece.as_bytes(), false);
         }
         loop {
             match peer.next().await.unwrap() {
-                Event::Reset { code, reason, .. } => {
+                LinkEvent::Reset { code, reason, .. } => {
                     assert_eq!((code, &*reason), (ResetCode::Denied, &b"denied-by-policy"[..]));
                     break;
                 }
-                Event::Credit { .. } => {}
+                LinkEvent::Credit { .. } => {}
                 event => panic!("{policy} {pieces:?}: {event:?}"),
             }
         }
@@ -311,7 +311,7 @@ fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declare
         for status in [200, 200, 429] {
             assert_eq!(call_status(mesh.listener, "/ratings").await, Some(status));
         }
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
+        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
         for (path, status) in [("/ratings", 200), ("/admin", 403), ("/Admin/", 403)] {
             assert_eq!(call_status(mesh.listener, path).await, Some(status), "{path}");
         }
@@ -321,10 +321,10 @@ fn http2_with_prior_knowledge_is_counted_and_judged_where_no_protocol_is_declare
 }
 
 /// Returns the next event other than credit.
-async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> Event {
+async fn reset_of<S: AsyncRead + AsyncWrite + Unpin>(peer: &mut Peer<S>) -> LinkEvent {
     loop {
         match peer.next().await.unwrap() {
-            Event::Credit { .. } => {}
+            LinkEvent::Credit { .. } => {}
             event => break event,
         }
     }
@@ -340,10 +340,10 @@ fn what_only_says_that_it_is_http2_passes_no_policy() {
         let identity = test_credential(&mesh.authority, "productpage");
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         let stream = peer.open_stream(StreamKind::Tcp, "h2", false);
-        assert!(matches!(peer.next().await, Some(Event::Head { .. })));
+        assert!(matches!(peer.next().await, Some(LinkEvent::Head { .. })));
         peer.send_data(stream, b"\0\r\n", false);
         let answer = reset_of(&mut peer).await;
-        assert!(matches!(answer, Event::Reset { code: ResetCode::Denied, .. }), "{answer:?}");
+        assert!(matches!(answer, LinkEvent::Reset { code: ResetCode::Denied, .. }), "{answer:?}");
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -353,10 +353,10 @@ fn http2_in_clear_text_is_judged_as_well() {
     run(async {
         let app = application_of_http2().await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
-        let in_clear = |plan| WorkloadPlan { mtls: MtlsMode::Permissive, ..plan };
+        let in_clear = |plan| WorkloadConfig { mtls: MtlsMode::Permissive, ..plan };
         mesh.enforce_with(&in_clear);
         assert_eq!(call_status(mesh.inbound, "/admin").await, Some(200));
-        mesh.enforce_with(&|plan| in_clear(WorkloadPlan { inbound: denies_some(), ..plan }));
+        mesh.enforce_with(&|plan| in_clear(WorkloadConfig { inbound: denies_some(), ..plan }));
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
             assert_eq!(call_status(mesh.inbound, path).await, Some(status), "{path}");
         }
@@ -366,7 +366,7 @@ fn http2_in_clear_text_is_judged_as_well() {
 /// Makes the client's sidecar answer each request with a fault.
 pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
     let mut service = service_config(protocol, &[mesh.server_endpoint()]);
-    let abort = Abort { share_ppm: 1_000_000, response: FixedResponse::default(), grpc: None };
+    let abort = FaultAbort { share_ppm: 1_000_000, response: FixedResponse::default(), grpc: None };
     let rule = FaultRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
@@ -375,7 +375,7 @@ pub(super) fn inject_faults(mesh: &Mesh, protocol: Protocol) {
         abort: Some(abort),
     };
     let policy = policy_name(ServicePolicyKind::FaultInjection);
-    let faults = Some(Faults { policy, rules: vec![rule] });
+    let faults = Some(PortFaults { policy, rules: vec![rule] });
     for port in service.ports.values_mut() {
         port.traffic_policy = TrafficPolicy { faults: faults.clone(), ..TrafficPolicy::default() };
     }

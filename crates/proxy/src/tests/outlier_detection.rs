@@ -9,7 +9,7 @@ use leno_model::{
     Protocol, ServicePolicyKind, ServicePolicyName, TrafficPolicy, Weight,
 };
 use leno_telemetry::{Count, Gauge};
-use leno_traffic::outlier::Cause;
+use leno_traffic::outlier::EjectionCause;
 
 use super::fixture::{
     Application, Client, GET, Mesh, OK, PORT, Setup, closed_port, meshed_endpoint, run,
@@ -261,7 +261,7 @@ fn who_is_ejected_stays_so_when_its_weight_or_tags_are_edited() {
         let listed = mesh.client.worker.ejected.snapshot();
         let reported: Vec<_> =
             listed.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
-        assert_eq!(reported, [(Weight::new(1000), Cause::Consecutive)], "as it is now");
+        assert_eq!(reported, [(Weight::new(1000), EjectionCause::Consecutive)], "as it is now");
     });
 }
 

@@ -187,7 +187,7 @@ fn audit_lets_in_and_counts_by_reason_and_peer() {
         let mut client = Client::connect(mesh.listener).await;
         let audited = || {
             let mut page = String::new();
-            mesh.server.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
+            mesh.server.telemetry.expose(leno_telemetry::ExpositionFormat::Prometheus, &mut page);
             let is = |line: &&str| line.starts_with("leno_dry_run_denials_total{");
             page.lines().filter(is).map(str::to_owned).collect::<Vec<_>>()
         };

@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use http::{Request, Response};
-use leno_model::{Access, Endpoint, Protocol, Reach, ServiceView};
-use leno_wire::link::{Event, Limits, Role, StreamKind};
+use leno_model::{Access, ClientAuthorization, Endpoint, Protocol, ServiceConfig};
+use leno_wire::link::{LinkEvent, LinkLimits, Role, StreamKind};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -35,7 +35,11 @@ fn a_rejection_by_the_clients_sidecar_is_one_of_http2_and_grpc() {
         let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
         // The sidecar receives no ports of a service that it must not use.
         let known = service_config(Protocol::Grpc, &[]);
-        let denied = ServiceView { reach: Reach::Denied, ports: Default::default(), ..known };
+        let denied = ServiceConfig {
+            client_authorization: ClientAuthorization::Denied,
+            ports: Default::default(),
+            ..known
+        };
         mesh.client_knows(vec![denied]);
         let response = send_request(&mesh, get()).await;
         assert_eq!(response.status(), 403);
@@ -362,16 +366,16 @@ fn a_sidecar_of_an_earlier_release_gets_the_bytes() {
         let server = async {
             let (tcp, _) = listener.accept().await.unwrap();
             let tls = tls_accept(tcp, &identity, &[ALPN_LINK]).await.unwrap();
-            let limits = Limits { reads_http2_mark: false, ..Limits::default() };
+            let limits = LinkLimits { reads_http2_mark: false, ..LinkLimits::default() };
             let mut peer = Peer::new(tls, Role::Acceptor, limits);
             loop {
                 match peer.next().await.unwrap() {
-                    Event::Opened { stream, kind, head, .. } => {
+                    LinkEvent::Opened { stream, kind, head, .. } => {
                         assert_eq!((kind, &*head), (StreamKind::Tcp, &b"h2"[..]));
                         peer.send_head(stream, "", false);
                         peer.flush().await;
                     }
-                    Event::Data { data, .. } => {
+                    LinkEvent::Data { data, .. } => {
                         assert!(data.starts_with(b"PRI * HTTP/2.0"));
                         return;
                     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use http::Response;
 use leno_model::{
-    Access, AccessLog, CircuitBreaker, CircuitLimits, FixedResponse, LogForm, Protocol, Rate,
-    RateLimitKey, RateRule, Reach, ServiceView, Sight,
+    Access, AccessLog, CircuitBreaker, CircuitLimits, ClientAuthorization, FixedResponse,
+    LogFormat, Observability, Protocol, Rate, RateLimitKey, RateRule, ServiceConfig,
 };
-use leno_outside::Value as Attribute;
+use leno_outside::AttributeValue as Attribute;
 use serde_json::Value;
 
 use super::circuit::apply_breaker;
@@ -47,7 +47,10 @@ const CASES: [Case; 7] = [
         reason: "denied-outbound",
         arrange: |mesh| {
             let known = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
-            mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
+            mesh.client_knows(vec![ServiceConfig {
+                client_authorization: ClientAuthorization::Denied,
+                ..known
+            }]);
         },
         by: By::Client,
     },
@@ -94,7 +97,7 @@ fn one_an_hour(mesh: &Mesh) {
 
 fn logging_setup(protocol: Protocol) -> Setup {
     let access_log = Some(AccessLog::json());
-    let sight = Sight { access_log, tracing: Some(tracing_settings("0%")), metrics: None };
+    let sight = Observability { access_log, tracing: Some(tracing_settings("0%")), metrics: None };
     Setup { protocol, sight, ..Setup::default() }
 }
 
@@ -102,14 +105,14 @@ fn logging_setup(protocol: Protocol) -> Setup {
 async fn matched_by(sidecar: &mut Sidecar, reason: &str) {
     wait_until(|| sidecar.failure_counts().contains_key(reason)).await;
     let mut page = String::new();
-    sidecar.telemetry.expose(leno_telemetry::Form::Prometheus, &mut page);
+    sidecar.telemetry.expose(leno_telemetry::ExpositionFormat::Prometheus, &mut page);
     let label = format!("reason=\"{reason}\"");
     let counted = |line: &str| line.starts_with("leno_requests_total{") && line.contains(&label);
     assert!(page.lines().any(counted), "{reason}: {page}");
     let mut lines = Vec::new();
     while let Ok(seen) = sidecar.log.try_recv() {
         let mut text = String::new();
-        access_log::append_line(&seen, &LogForm::Json, &mut text);
+        access_log::append_line(&seen, &LogFormat::Json, &mut text);
         let line: Value = serde_json::from_str(&text).unwrap();
         lines.push(line["response_code_details"].clone());
     }

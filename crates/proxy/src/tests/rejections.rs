@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use http::{HeaderMap, Request, Response};
-use leno_model::{Access, Endpoint, LogForm, Protocol};
-use leno_wire::link::{Event, ResetCode, StreamId};
+use leno_model::{Access, Endpoint, LogFormat, Protocol};
+use leno_wire::link::{LinkEvent, ResetCode, StreamId};
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
@@ -84,7 +84,7 @@ async fn expect_unclaimed(mesh: &mut Mesh, about: &str) {
         assert_eq!(sidecar.failure_counts(), BTreeMap::new(), "{about}");
         let mut line = String::new();
         let seen = sidecar.log.recv().await.expect("a line");
-        access_log::append_line(&seen, &LogForm::Json, &mut line);
+        access_log::append_line(&seen, &LogFormat::Json, &mut line);
         let fields: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{about}: {line}");
         assert!(!line.contains(CLAIMED), "{about}: {line}");
@@ -175,7 +175,7 @@ pub(super) async fn start_peer(
             let answer = answer.clone();
             tokio::task::spawn_local(async move {
                 while let Some(event) = peer.next().await {
-                    if let Event::Opened { stream, .. } = event {
+                    if let LinkEvent::Opened { stream, .. } = event {
                         answer(&mut peer, stream);
                     }
                 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use leno_model::{Access, Protocol, RateLimits, Required};
+use leno_model::{Access, Protocol, RateLimits, TokenRequirement};
 
 use super::fixture::{
     Answer, Application, Client, Mesh, OK, Setup, at_once, closed_port, meshed_endpoint, run,
@@ -70,7 +70,7 @@ fn a_missing_token_is_rejected() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        mesh.set_guards(vec![Issuer::new().token_guard(Required::Always)], Vec::new());
+        mesh.set_guards(vec![Issuer::new().token_guard(TokenRequirement::Always)], Vec::new());
         expect_failures(&mesh, 1, send_requests(&mesh, 1).await, 401, "token-missing").await;
     });
 }

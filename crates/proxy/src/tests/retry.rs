@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_model::Protocol;
 use leno_telemetry::Count;
-use leno_wire::link::{Event, GoAwayCode, ResetCode};
+use leno_wire::link::{GoAwayCode, LinkEvent, ResetCode};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
@@ -111,7 +111,7 @@ fn an_application_that_takes_no_connections_is_left_for_another() {
 /// Starts a server with this test as its sidecar; `play` handles each stream.
 async fn start_peer(
     mesh: &Mesh,
-    play: impl AsyncFn(&mut Peer<TlsStream<TcpStream>>, Event) -> Go + 'static,
+    play: impl AsyncFn(&mut Peer<TlsStream<TcpStream>>, LinkEvent) -> Go + 'static,
 ) -> Application {
     let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
     let play = Rc::new(play);
@@ -152,7 +152,7 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let dying = start_peer(&mesh, async |_, event| match event {
-                Event::Opened { .. } => Go::Away,
+                LinkEvent::Opened { .. } => Go::Away,
                 _ => Go::On,
             })
             .await;
@@ -183,7 +183,7 @@ fn streams_that_were_never_looked_at_move_on_whatever_they_are() {
             let turned_away = Rc::new(Cell::new(0));
             let count = turned_away.clone();
             let refusing = start_peer(&mesh, async move |peer, event| {
-                if let Event::Opened { stream, .. } = event {
+                if let LinkEvent::Opened { stream, .. } = event {
                     count.set(count.get() + 1);
                     match code {
                         Some(code) => peer.link.reset_stream(stream, code),
@@ -224,7 +224,7 @@ fn after_goaway_a_link_finishes_what_it_has_and_a_new_one_takes_the_rest() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let draining = start_peer(&mesh, async move |peer, event| {
-            if let Event::Opened { stream, .. } = event {
+            if let LinkEvent::Opened { stream, .. } = event {
                 count.set(count.get() + 1);
                 // Sends GOAWAY with this stream in progress, and answers it afterwards.
                 peer.link.go_away(GoAwayCode::Drain);

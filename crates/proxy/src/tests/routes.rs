@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::{
-    PathMatch, PortView, Protocol, Reach, RequestMatch, RouteName, RouteRule, ServiceName,
-    ServiceView, WeightedBackend,
+    ClientAuthorization, PathMatch, PortConfig, Protocol, RequestMatch, RouteName, RouteRule,
+    ServiceConfig, ServiceName, WeightedBackend,
 };
 
 use super::fixture::{
@@ -32,11 +32,11 @@ pub(crate) fn path_rule(path: &str, backends: &[(&str, u32)]) -> RouteRule {
 }
 
 /// Returns the service with these routes, and the backend `ratings-v2` at the mesh's server.
-pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceView> {
+pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<ServiceConfig> {
     let name = ServiceName::new("bookinfo", "ratings-v2").unwrap();
     let backend =
-        ServiceView { name, ..service_config(mesh.setup.protocol, &[mesh.server_endpoint()]) };
-    let port = PortView {
+        ServiceConfig { name, ..service_config(mesh.setup.protocol, &[mesh.server_endpoint()]) };
+    let port = PortConfig {
         name: None,
         protocol: mesh.setup.protocol,
         routed: true,
@@ -53,7 +53,12 @@ pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<Service
     };
     let ports = BTreeMap::from([(PORT, port)]);
     vec![
-        ServiceView { name: test_service(), reach: Reach::Allowed, ports, awaited: false },
+        ServiceConfig {
+            name: test_service(),
+            client_authorization: ClientAuthorization::Allowed,
+            ports,
+            awaited: false,
+        },
         backend,
     ]
 }
@@ -117,8 +122,8 @@ fn a_service_that_no_policy_lets_us_use_is_not_asked() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let denied = ServiceView {
-            reach: Reach::Denied,
+        let denied = ServiceConfig {
+            client_authorization: ClientAuthorization::Denied,
             ports: BTreeMap::new(),
             ..service_config(Protocol::Http, &[])
         };

@@ -1,8 +1,8 @@
 //! Counts of rule matches.
 
 use leno_model::{
-    Access, Breaker, CircuitBreaker, CircuitLimits, InboundPolicy, PathMatch, PolicyAction,
-    PolicyName, PolicyRule, PortSet, RequestMatch, ServicePolicyKind, ServicePolicyName,
+    Access, CircuitBreaker, CircuitLimits, InboundPolicy, PathMatch, PolicyAction, PolicyName,
+    PolicyRule, PortCircuitBreaker, PortSet, RequestMatch, ServicePolicyKind, ServicePolicyName,
     TrafficPolicy,
 };
 
@@ -103,7 +103,7 @@ fn a_breaker_counts_what_it_turns_away() {
         let limits = CircuitLimits { requests: Some(0), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         let policy = ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "bookinfo", "b");
-        let breaker = Some(Breaker { policy: policy.unwrap(), rule });
+        let breaker = Some(PortCircuitBreaker { policy: policy.unwrap(), rule });
         let mut view = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
         view.ports.get_mut(&PORT).unwrap().traffic_policy =
             TrafficPolicy { breaker, ..TrafficPolicy::default() };

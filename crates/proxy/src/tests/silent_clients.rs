@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{Access, InboundPolicy, MtlsMode, PolicyRule, Protocol, WorkloadPlan};
+use leno_model::{Access, InboundPolicy, MtlsMode, PolicyRule, Protocol, WorkloadConfig};
 use leno_telemetry::Count;
 
 use super::fixture::{Application, Client, End, GET, Mesh, OK, Setup, run, wait_until};
@@ -42,7 +42,7 @@ fn requests_of_a_client_that_was_silent_are_served_and_judged() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
+        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
         let mut client = connect_silent(&mesh).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(client.send_request(ADMIN).await.status, 403);
@@ -50,7 +50,7 @@ fn requests_of_a_client_that_was_silent_are_served_and_judged() {
         assert_eq!(app.seen.borrow().len(), 2);
         let app = application_of_http2().await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
+        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
         let mut client = http2::connect_over(connect_silent(&mesh).await.stream).await;
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
             assert_eq!(call_on(&mut client, path).await, Some(status), "{path}");
@@ -63,7 +63,7 @@ fn a_connection_without_a_byte_is_no_rejection() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
+        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
         for _ in 0..3 {
             drop(connect_silent(&mesh).await);
         }
@@ -83,7 +83,7 @@ fn bytes_of_a_client_that_was_silent_are_rejected_with_a_reset() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), ..plan });
+        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), ..plan });
         let mut client = connect_silent(&mesh).await;
         client.send_bytes("\0").await;
         assert_eq!(client.read_end().await, End::Reset);
@@ -119,7 +119,7 @@ fn clients_without_mutual_tls_are_awaited_as_well() {
         let app = Application::with_response(OK).await;
         let mesh = impatient_mesh(app.address).await;
         let mtls = MtlsMode::Permissive;
-        mesh.enforce_with(&|plan| WorkloadPlan { inbound: denies_some(), mtls, ..plan });
+        mesh.enforce_with(&|plan| WorkloadConfig { inbound: denies_some(), mtls, ..plan });
         let silent = async |number| {
             let client = Client::connect(mesh.inbound).await;
             wait_until(|| mesh.server.telemetry.count(Count::DownstreamPlaintext) == number).await;

@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use leno_model::Protocol;
-use leno_telemetry::Form;
+use leno_telemetry::ExpositionFormat;
 
 use super::fixture::{Application, Client, GET, Mesh, OK, Sidecar, run, wait_until};
 use super::http2;
-use crate::counted::Counted;
+use crate::traffic_report::TrafficReporter;
 
 /// Returns the sum of a metric over all series of a sidecar.
 fn metric_sum(sidecar: &Sidecar, metric: &str) -> u64 {
     let mut text = String::new();
-    sidecar.telemetry.expose(Form::Prometheus, &mut text);
+    sidecar.telemetry.expose(ExpositionFormat::Prometheus, &mut text);
     let lines = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
     lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
 }
@@ -28,13 +28,13 @@ fn stream_counts(sidecar: &Sidecar) -> (u64, u64) {
 /// Both sidecars, and the requests that each reports to the control plane.
 struct Reports<'a> {
     mesh: &'a Mesh,
-    counted: [Counted; 2],
+    counted: [TrafficReporter; 2],
 }
 
 impl<'a> Reports<'a> {
     fn for_mesh(mesh: &'a Mesh) -> Self {
         let counted = [&mesh.client, &mesh.server].map(|sidecar| {
-            let mut counted = Counted::from_telemetry(Arc::clone(&sidecar.telemetry));
+            let mut counted = TrafficReporter::from_telemetry(Arc::clone(&sidecar.telemetry));
             counted.start_stream(Instant::now());
             counted
         });

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use leno_wire::http1::{Answers, Parsed, ResponseHead, mend_response};
+use leno_wire::http1::{Parsed, RequestKind, ResponseHead, mend_response};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -102,7 +102,7 @@ fn an_upstream_that_breaks_a_rule_in_its_head_is_no_answer() {
             // The own application may break a rule in a way that recipients may accept.
             let mut head = ResponseHead::default();
             let is_mended = mend_response(&vector.bytes).is_some_and(|mended| {
-                head.parse(&mended.head, Answers::Other).is_ok_and(|it| it != Parsed::Partial)
+                head.parse(&mended.head, RequestKind::Other).is_ok_and(|it| it != Parsed::Partial)
             });
             match is_mended {
                 true => assert_eq!(answer.verdict(), (head.status, None), "{}", vector.name),

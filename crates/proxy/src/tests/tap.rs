@@ -1,6 +1,6 @@
 //! Taps get matching requests within their rate limit, without cost for other requests.
 
-use leno_model::{ServiceAccount, Sight, StatusRange, Tap, TapSide};
+use leno_model::{Observability, ServiceAccount, StatusRange, Tap, TapSide};
 
 use super::fixture::{Application, Client, GET, Mesh, OK, Setup, Sidecar, run, wait_until};
 
@@ -21,7 +21,9 @@ fn test_tap(id: u64) -> Tap {
 fn take_reported(sidecar: &mut Sidecar) -> Vec<(u64, String, u16)> {
     let drawn = std::iter::from_fn(|| sidecar.taps.try_recv().ok());
     drawn
-        .map(|it| (it.tap.matcher.tap().id, it.seen.path.clone(), it.seen.outcome.status))
+        .map(|it| {
+            (it.tap.matcher.tap().id, it.trace_entry.path.clone(), it.trace_entry.outcome.status)
+        })
         .collect()
 }
 
@@ -30,7 +32,8 @@ async fn tapped_mesh() -> Mesh {
         true => "HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_owned(),
         false => OK.to_owned(),
     });
-    Mesh::new(app.await.address, Setup { sight: Sight::default(), ..Setup::default() }).await
+    Mesh::new(app.await.address, Setup { sight: Observability::default(), ..Setup::default() })
+        .await
 }
 
 #[test]
@@ -47,7 +50,7 @@ fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
             Tap { service: "bookinfo/reviews".parse().unwrap(), ..test_tap(5) },
         ];
         for sidecar in [&mesh.client, &mesh.server] {
-            sidecar.worker.world.sights.replace_taps(&taps);
+            sidecar.worker.config_store.observability.replace_taps(&taps);
         }
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
@@ -63,7 +66,7 @@ fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
             [of(1, "/ratings/1", 200), of(1, "/bad", 503), of(2, "/bad", 503)]
         );
         for sidecar in [&mesh.client, &mesh.server] {
-            sidecar.worker.world.sights.replace_taps(&[]);
+            sidecar.worker.config_store.observability.replace_taps(&[]);
         }
         client.send_request(GET).await;
         wait_until(|| mesh.server.ended_count() == 3).await;
@@ -78,7 +81,11 @@ fn each_tap_is_reported_of_what_it_is_for_on_both_sides() {
 fn no_more_is_reported_than_was_asked_for() {
     run(async {
         let mut mesh = tapped_mesh().await;
-        mesh.client.worker.world.sights.replace_taps(&[Tap { per_second: 3, ..test_tap(1) }]);
+        mesh.client
+            .worker
+            .config_store
+            .observability
+            .replace_taps(&[Tap { per_second: 3, ..test_tap(1) }]);
         let mut client = Client::connect(mesh.listener).await;
         let began = tokio::time::Instant::now();
         for _ in 0..50 {

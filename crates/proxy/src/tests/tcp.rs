@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leno_discovery::condition::kind;
 use leno_model::Protocol;
-use leno_telemetry::Form;
-use leno_wire::link::{Event, ResetCode, StreamKind};
+use leno_telemetry::ExpositionFormat;
+use leno_wire::link::{LinkEvent, ResetCode, StreamKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::fixture::{
@@ -53,7 +53,7 @@ fn carries_bytes_both_ways_as_they_are() {
 /// Returns the number of opened connections over all series.
 fn opened_count(worker: &Worker) -> u64 {
     let mut text = String::new();
-    worker.shard.telemetry().expose(Form::Prometheus, &mut text);
+    worker.shard.telemetry().expose(ExpositionFormat::Prometheus, &mut text);
     let lines = text.lines().filter(|line| line.starts_with("leno_tcp_connections_opened_total{"));
     lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
 }
@@ -122,7 +122,8 @@ fn a_server_may_speak_first() {
 
 /// Returns the service ports at which detection delays connections, as the client's sidecar reports them.
 fn detection_delays(mesh: &Mesh) -> Vec<(String, String)> {
-    let found = mesh.client.worker.world.conditions.active_conditions(std::time::Instant::now());
+    let found =
+        mesh.client.worker.config_store.conditions.active_conditions(std::time::Instant::now());
     let found = found.into_iter().filter(|it| it.kind == kind::DETECTION_DELAYED);
     found.map(|it| (it.subject, it.reason)).collect()
 }
@@ -292,12 +293,12 @@ fn a_stuck_application_does_not_keep_a_client_that_has_left() {
         let stream = peer.open_stream(StreamKind::Tcp, "", false);
         let full = vec![0; 64 * 1024];
         // The application has accepted the connection.
-        assert!(matches!(peer.next().await, Some(Event::Head { .. })));
+        assert!(matches!(peer.next().await, Some(LinkEvent::Head { .. })));
         loop {
             peer.link.send_data(stream, &full, false).unwrap();
             // No credit for many turns of the event loop: all buffers on the path are full.
             tokio::select! {
-                event = peer.next() => assert_eq!(event, Some(Event::Credit { stream })),
+                event = peer.next() => assert_eq!(event, Some(LinkEvent::Credit { stream })),
                 () = async { for _ in 0..3000 { tokio::task::yield_now().await; } } => break,
             }
         }

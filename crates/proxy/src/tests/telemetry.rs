@@ -1,6 +1,6 @@
 //! Metrics and log entries: each exchange once, with its reason.
 
-use leno_model::{LogForm, Reach, ServiceView};
+use leno_model::{ClientAuthorization, LogFormat, ServiceConfig};
 use leno_telemetry::{Count, Gauge};
 use serde_json::Value;
 
@@ -9,13 +9,13 @@ use super::fixture::{
     service_config, test_service, wait_until,
 };
 use crate::access_log;
-use crate::seen::LINES_MAX;
+use crate::request_trace::LINES_MAX;
 use crate::session::ListenerKind;
 
 fn read_entry(sidecar: &mut Sidecar) -> Value {
     let seen = sidecar.log.try_recv().expect("a line");
     let mut text = String::new();
-    access_log::append_line(&seen, &LogForm::Json, &mut text);
+    access_log::append_line(&seen, &LogFormat::Json, &mut text);
     assert!(text.ends_with('\n'));
     serde_json::from_str(&text).unwrap()
 }
@@ -71,7 +71,10 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
             }
         }
         let known = service_config(mesh.setup.protocol, &[mesh.server_endpoint()]);
-        mesh.client_knows(vec![ServiceView { reach: Reach::Denied, ..known }]);
+        mesh.client_knows(vec![ServiceConfig {
+            client_authorization: ClientAuthorization::Denied,
+            ..known
+        }]);
         let answer = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(answer.reason_code(), Some("denied-outbound"));
         wait_until(|| mesh.client.ended_count() == 7).await;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use leno_model::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, LogForm, LogTemplate, Protocol, Sampling,
-    Sight, Signal, Tracing,
+    AccessLog, Collector, CollectorProtocol, LogFormat, LogTemplate, Observability,
+    PropagationFormat, Protocol, Sampling, Signal, Tracing,
 };
 use leno_telemetry::Count;
 use leno_telemetry::trace::SpanId;
@@ -12,7 +12,7 @@ use leno_telemetry::trace::SpanId;
 use super::fixture::{
     Application, Client, Mesh, OK, Setup, closed_port, meshed_endpoint, run, wait_until,
 };
-use crate::seen::{SPANS_MAX, Seen};
+use crate::request_trace::{SPANS_MAX, TraceEntry};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -21,7 +21,7 @@ pub(crate) fn tracing_settings(sampling: &str) -> Tracing {
     Tracing {
         sampling: Sampling::parse(sampling).unwrap(),
         errors: true,
-        begins: ContextForm::W3c,
+        propagation: PropagationFormat::W3c,
         collector: Collector::parse(
             Signal::Traces,
             CollectorProtocol::OtlpHttp,
@@ -32,12 +32,13 @@ pub(crate) fn tracing_settings(sampling: &str) -> Tracing {
 }
 
 fn tracing_setup(sampling: &str) -> Setup {
-    let sight = Sight { tracing: Some(tracing_settings(sampling)), ..Sight::default() };
+    let sight =
+        Observability { tracing: Some(tracing_settings(sampling)), ..Observability::default() };
     Setup { sight, ..Setup::default() }
 }
 
 /// Returns the spans of the client's sidecar and of the server's, one each.
-async fn span_pair(mesh: &mut Mesh) -> (Arc<Seen>, Arc<Seen>) {
+async fn span_pair(mesh: &mut Mesh) -> (Arc<TraceEntry>, Arc<TraceEntry>) {
     wait_until(|| mesh.client.ended_count() > 0 && mesh.server.ended_count() > 0).await;
     let outbound = mesh.client.spans.try_recv().expect("a span of the client's sidecar");
     let inbound = mesh.server.spans.try_recv().expect("a span of the server's sidecar");
@@ -45,7 +46,7 @@ async fn span_pair(mesh: &mut Mesh) -> (Arc<Seen>, Arc<Seen>) {
     (outbound, inbound)
 }
 
-fn span_ids(seen: &Seen) -> (String, String, Option<String>) {
+fn span_ids(seen: &TraceEntry) -> (String, String, Option<String>) {
     let span = seen.span.unwrap();
     let parent = span.parent.map(|SpanId(id)| format!("{id:016x}"));
     (span.trace.to_string(), span.id.to_string(), parent)
@@ -90,7 +91,11 @@ fn the_listener_kind_decides_and_the_rest_follows() {
             let mut mesh = Mesh::new(app.address, tracing_setup(sampling)).await;
             // The sampling of the server's sidecar does not apply.
             let other = if flags == "01" { "0%" } else { "100%" };
-            mesh.server.worker.world.sights.apply_settings(&tracing_setup(other).sight);
+            mesh.server
+                .worker
+                .config_store
+                .observability
+                .apply_settings(&tracing_setup(other).sight);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..3 {
                 client.send_request("GET / HTTP/1.1\r\nhost: x\r\ntracestate: a=b\r\n\r\n").await;
@@ -152,9 +157,9 @@ fn what_failed_leaves_a_span_although_its_trace_is_not_sampled() {
         let quiet = Tracing { errors: false, ..tracing_settings("0%") };
         mesh.client
             .worker
-            .world
-            .sights
-            .apply_settings(&Sight { tracing: Some(quiet), ..Sight::default() });
+            .config_store
+            .observability
+            .apply_settings(&Observability { tracing: Some(quiet), ..Observability::default() });
         client.send_request(&request).await;
         wait_until(|| mesh.client.ended_count() == 2).await;
         assert!(mesh.client.spans.try_recv().is_err());
@@ -203,11 +208,14 @@ fn the_log_is_sampled_tells_every_failure_and_knows_the_trace() {
             false => OK.to_owned(),
         });
         let template = LogTemplate::parse("{method} {path} {response_code} {trace_id}").unwrap();
-        let form = LogForm::Template(template);
+        let form = LogFormat::Template(template);
         let none = Sampling::of_millionths(0).unwrap();
-        let log = AccessLog { sampling: none, errors: true, form: form.clone(), collector: None };
-        let sight =
-            Sight { tracing: Some(tracing_settings("0%")), access_log: Some(log), metrics: None };
+        let log = AccessLog { sampling: none, errors: true, format: form.clone(), collector: None };
+        let sight = Observability {
+            tracing: Some(tracing_settings("0%")),
+            access_log: Some(log),
+            metrics: None,
+        };
         let setup = Setup { sight, protocol: Protocol::Http, ..Setup::default() };
         let mut mesh = Mesh::new(app.await.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;

@@ -6,17 +6,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{Balancing, Endpoint, EndpointId, Reason};
-use leno_traffic::balance::{Balancer, SlowStart};
-use leno_traffic::outlier::Ending;
+use leno_model::{Endpoint, EndpointId, PortLoadBalancing, Reason};
+use leno_traffic::balance::{Balancer, SlowStartEndpoints};
+use leno_traffic::outlier::EndpointResult;
 use leno_traffic::traffic_policy::PortTrafficPolicy;
 
 use super::Upstream;
-use super::gate::{Gates, Held, Passage, Which};
-use super::watch::Watch;
+use super::circuit_breaker::{CircuitBreakers, CircuitPermit, LimitPermit, LimitSelector};
+use super::outlier_monitor::OutlierMonitor;
+use crate::config_store::ConfigStore;
 use crate::error::Failure;
 use crate::worker::Worker;
-use crate::world::World;
 
 /// One port under one traffic policy. It lives as long as the policy is unchanged, and shares the state of
 /// common policies with other instances.
@@ -24,21 +24,21 @@ pub(crate) struct UpstreamCluster {
     /// The traffic policy; held, so that its address stays unique.
     traffic_policy: Arc<PortTrafficPolicy>,
     /// The clock of all policies.
-    world: Arc<World>,
+    config_store: Arc<ConfigStore>,
     /// Outlier detection, if a policy configures it.
-    watch: Option<Rc<Watch>>,
+    outlier_monitor: Option<Rc<OutlierMonitor>>,
     /// Circuit breakers, if a policy configures them.
-    gates: Option<Gates>,
+    circuit_breakers: Option<CircuitBreakers>,
     /// The load balancer, if a policy configures it.
-    balance: Option<Rc<Balance>>,
+    balance: Option<Rc<LoadBalancer>>,
 }
 
 /// Slow-start endpoints of a port, shared by its successive states.
-pub(crate) type PortSlowStart = Rc<RefCell<SlowStart>>;
+pub(crate) type PortSlowStart = Rc<RefCell<SlowStartEndpoints>>;
 
 /// A load balancer, and the slow-start endpoints.
-struct Balance {
-    balancing: Arc<Balancing>,
+struct LoadBalancer {
+    balancing: Arc<PortLoadBalancing>,
     balancer: Balancer,
     slow_start_endpoints: PortSlowStart,
 }
@@ -52,10 +52,11 @@ impl UpstreamCluster {
         slow_start_endpoints: PortSlowStart,
         known: impl Iterator<Item = &'a Rc<Self>> + Clone,
     ) -> Rc<Self> {
-        let watch = traffic_policy.outlier_detection.as_ref().map(|outlier_detection| {
-            let mut known = known.clone().filter_map(|cluster| cluster.watch.as_ref());
-            let shared = known.find(|watch| watch.is_for(outlier_detection)).cloned();
-            shared.unwrap_or_else(|| Watch::start(worker, outlier_detection))
+        let outlier_monitor = traffic_policy.outlier_detection.as_ref().map(|outlier_detection| {
+            let mut known = known.clone().filter_map(|cluster| cluster.outlier_monitor.as_ref());
+            let shared =
+                known.find(|outlier_monitor| outlier_monitor.is_for(outlier_detection)).cloned();
+            shared.unwrap_or_else(|| OutlierMonitor::start(worker, outlier_detection))
         });
         let balance = traffic_policy.balancing.as_ref().map(|balancing| {
             let mut known = known.clone().filter_map(|cluster| cluster.balance.as_ref());
@@ -63,15 +64,15 @@ impl UpstreamCluster {
             shared.unwrap_or_else(|| {
                 let (balancing, balancer) =
                     (balancing.clone(), Balancer::new(balancing.rule.clone()));
-                Rc::new(Balance { balancing, balancer, slow_start_endpoints })
+                Rc::new(LoadBalancer { balancing, balancer, slow_start_endpoints })
             })
         });
-        let known = known.filter_map(|cluster| cluster.gates.as_ref());
+        let known = known.filter_map(|cluster| cluster.circuit_breakers.as_ref());
         Rc::new(Self {
             traffic_policy: traffic_policy.clone(),
-            world: worker.world.clone(),
-            watch,
-            gates: Gates::new(traffic_policy, worker, known),
+            config_store: worker.config_store.clone(),
+            outlier_monitor,
+            circuit_breakers: CircuitBreakers::new(traffic_policy, worker, known),
             balance,
         })
     }
@@ -93,14 +94,18 @@ impl UpstreamCluster {
         endpoints: &Arc<[Arc<Endpoint>]>,
         version: u64,
     ) {
-        if let Some(watch) = &self.watch {
-            watch.update_endpoints(worker, endpoints, version, self.now());
+        if let Some(outlier_monitor) = &self.outlier_monitor {
+            outlier_monitor.update_endpoints(worker, endpoints, version, self.now());
         }
         if let Some(balance) = &self.balance
-            && let Some(warm_up) = balance.balancer.rule().warm_up
+            && let Some(warm_up) = balance.balancer.rule().slow_start
         {
             let mut slow_start_endpoints = balance.slow_start_endpoints.borrow_mut();
-            slow_start_endpoints.update_endpoints(endpoints, worker.world.age(), warm_up.time);
+            slow_start_endpoints.update_endpoints(
+                endpoints,
+                worker.config_store.age(),
+                warm_up.time,
+            );
         }
     }
 
@@ -112,33 +117,40 @@ impl UpstreamCluster {
     /// Returns the age of an endpoint, if it is in slow start.
     pub(crate) fn endpoint_age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
         let balance = self.balance.as_ref()?;
-        balance.slow_start_endpoints.borrow().endpoint_age(endpoint, worker.world.age())
+        balance.slow_start_endpoints.borrow().endpoint_age(endpoint, worker.config_store.age())
     }
 
     /// True if requests may go to an endpoint.
     pub(crate) fn is_admitted(&self, upstream: &Upstream) -> bool {
-        self.watch.as_ref().is_none_or(|watch| watch.is_admitted(upstream))
+        self.outlier_monitor
+            .as_ref()
+            .is_none_or(|outlier_monitor| outlier_monitor.is_admitted(upstream))
     }
 
     /// True if an endpoint stays in service only because too many others are ejected.
     pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.is_spared(upstream))
+        self.outlier_monitor
+            .as_ref()
+            .is_some_and(|outlier_monitor| outlier_monitor.is_spared(upstream))
     }
 
     /// Begins an attempt at an endpoint, if circuit breakers permit it. The result records its outcome.
     pub(crate) fn start_attempt(
         self: &Rc<Self>,
         upstream: &Rc<Upstream>,
-        which: Option<Which>,
-    ) -> Result<Trial, Reason> {
-        let passage = match &self.gates {
+        which: Option<LimitSelector>,
+    ) -> Result<OutcomeGuard, Reason> {
+        let circuit_permit = match &self.circuit_breakers {
             None => None,
-            Some(gates) => Some(gates.admit_attempt(which, self.now())?),
+            Some(circuit_breakers) => Some(circuit_breakers.admit_attempt(which, self.now())?),
         };
-        let probe = self.watch.as_ref().is_some_and(|watch| watch.start_attempt(upstream));
+        let probe = self
+            .outlier_monitor
+            .as_ref()
+            .is_some_and(|outlier_monitor| outlier_monitor.start_attempt(upstream));
         let (cluster, upstream) = (self.clone(), upstream.clone());
         let rejection = Cell::new(None);
-        Ok(Trial { cluster, upstream, probe, passage, ended: false, rejection })
+        Ok(OutcomeGuard { cluster, upstream, probe, circuit_permit, ended: false, rejection })
     }
 
     /// Waits for a connection, subject to the limit of pending requests.
@@ -146,45 +158,50 @@ impl UpstreamCluster {
         &self,
         checkout: impl Future<Output = Result<T, Reason>>,
     ) -> Result<T, Reason> {
-        match &self.gates {
+        match &self.circuit_breakers {
             None => checkout.await,
-            Some(gates) => gates.wait_for_connection(checkout).await,
+            Some(circuit_breakers) => circuit_breakers.wait_for_connection(checkout).await,
         }
     }
 
     /// Acquires a slot of a limit, or fails.
-    pub(crate) fn acquire_slot(&self, which: Which) -> Result<Option<Held>, Reason> {
-        self.gates.as_ref().map_or(Ok(None), |gates| gates.acquire_slots(which))
+    pub(crate) fn acquire_slot(&self, which: LimitSelector) -> Result<Option<LimitPermit>, Reason> {
+        self.circuit_breakers
+            .as_ref()
+            .map_or(Ok(None), |circuit_breakers| circuit_breakers.acquire_slots(which))
     }
 
     /// Returns the connect timeout of the policies, if any.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
-        self.gates.as_ref()?.connect_timeout
+        self.circuit_breakers.as_ref()?.connect_timeout
     }
 
     /// Returns a failure, with the response that a policy configures for it.
     pub(crate) fn failure_for(&self, reason: Reason) -> Failure {
-        let answer = self.gates.as_ref().and_then(|gates| gates.fixed_response(reason, self.now()));
+        let answer = self
+            .circuit_breakers
+            .as_ref()
+            .and_then(|circuit_breakers| circuit_breakers.fixed_response(reason, self.now()));
         Failure { answer, ..Failure::from(reason) }
     }
 
     fn now(&self) -> Duration {
-        self.world.age()
+        self.config_store.age()
     }
 }
 
 /// An attempt in progress. If dropped without an outcome, it is not counted.
-pub(crate) struct Trial {
+pub(crate) struct OutcomeGuard {
     cluster: Rc<UpstreamCluster>,
     upstream: Rc<Upstream>,
     probe: bool,
-    passage: Option<Passage>,
+    circuit_permit: Option<CircuitPermit>,
     ended: bool,
     /// The reason for which the endpoint's sidecar rejected the request.
     rejection: Cell<Option<Reason>>,
 }
 
-impl Trial {
+impl OutcomeGuard {
     /// The upstream state that records the outcome.
     pub(crate) fn upstream_cluster(&self) -> &UpstreamCluster {
         &self.cluster
@@ -199,29 +216,36 @@ impl Trial {
     }
 
     /// Records the outcome.
-    pub(crate) fn finish(mut self, worker: &Worker, ending: Ending) {
+    pub(crate) fn finish(mut self, worker: &Worker, ending: EndpointResult) {
         // An exchange that breaks later has its own reason.
         let ending = match (ending, self.rejection.get()) {
-            (Ending::Answered { .. }, Some(reason)) => Ending::Broken(reason),
+            (EndpointResult::Response { .. }, Some(reason)) => EndpointResult::Failed(reason),
             (ending, _) => ending,
         };
         let now = self.cluster.now();
-        if let (Some(gates), Some(passage)) = (&self.cluster.gates, &mut self.passage) {
-            gates.finish_attempt(passage, ending, now);
+        if let (Some(circuit_breakers), Some(circuit_permit)) =
+            (&self.cluster.circuit_breakers, &mut self.circuit_permit)
+        {
+            circuit_breakers.finish_attempt(circuit_permit, ending, now);
         }
-        if let Some(watch) = &self.cluster.watch {
-            self.ended = watch.finish_attempt(worker, &self.upstream, self.probe, ending, now);
+        if let Some(outlier_monitor) = &self.cluster.outlier_monitor {
+            self.ended =
+                outlier_monitor.finish_attempt(worker, &self.upstream, self.probe, ending, now);
         }
     }
 }
 
-impl Drop for Trial {
+impl Drop for OutcomeGuard {
     fn drop(&mut self) {
-        if let (Some(gates), Some(passage)) = (&self.cluster.gates, &mut self.passage) {
-            gates.abandon_attempt(passage);
+        if let (Some(circuit_breakers), Some(circuit_permit)) =
+            (&self.cluster.circuit_breakers, &mut self.circuit_permit)
+        {
+            circuit_breakers.abandon_attempt(circuit_permit);
         }
-        if let (Some(watch), true, false) = (&self.cluster.watch, self.probe, self.ended) {
-            watch.release_probe(&self.upstream);
+        if let (Some(outlier_monitor), true, false) =
+            (&self.cluster.outlier_monitor, self.probe, self.ended)
+        {
+            outlier_monitor.release_probe(&self.upstream);
         }
     }
 }

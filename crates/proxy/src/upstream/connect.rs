@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use leno_identity::{reason_of, server_name, session_peer};
-use leno_model::{Endpoint, EndpointId, Protocol, Reason, Side, SpiffeId};
-use leno_telemetry::{ConnectionSide, Count, Shard};
+use leno_model::{Endpoint, EndpointId, FailureSide, Protocol, Reason, SpiffeId};
+use leno_telemetry::{ConnectionSide, Count, MetricsShard};
 use leno_traffic::retry;
 use leno_wire::link::Role;
 use tokio::net::TcpStream;
@@ -17,20 +17,20 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::cluster::UpstreamCluster;
-use super::{Checkout, Http1Upstream, Speaks, Upstream};
+use super::{ApplicationProtocol, Checkout, Http1Upstream, Upstream};
 use crate::config::Config;
-use crate::connections::Counted;
+use crate::config_store::ConfigStore;
+use crate::connections::OpenCounter;
 use crate::dial::{dial_address, dial_reason};
 use crate::http2::client::greet_new;
-use crate::io::{Io, Stream};
+use crate::io::{ByteStream, Io};
 use crate::link::LinkHandle;
-use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, Offer, TlsConfigs, expiry_instant};
+use crate::tls::{ALPN_ALONE, ALPN_HTTP2, ALPN_LINK, AlpnOffer, TlsConfigs, expiry_instant};
 use crate::worker::Worker;
-use crate::world::World;
 
 /// The time limit of a request's wait for a connection to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum ConnectWait {
     /// The full connect timeout.
     Whole,
     /// A shorter time, because there are other endpoints to try. The connection attempt continues.
@@ -39,7 +39,7 @@ pub(crate) enum Wait {
     Limited(Duration),
 }
 
-impl Wait {
+impl ConnectWait {
     /// Returns the wait under the policies of a port, which may limit it.
     pub(crate) fn for_cluster(
         cluster: Option<&UpstreamCluster>,
@@ -50,24 +50,24 @@ impl Wait {
 }
 
 /// Returns the wait of an attempt for a connection, by the number of retries and of endpoints.
-pub(crate) fn wait_for(retries: u32, endpoints: usize) -> Wait {
+pub(crate) fn wait_for(retries: u32, endpoints: usize) -> ConnectWait {
     let number = usize::try_from(retries).unwrap_or(usize::MAX);
     match endpoints > 1 && number < retry::unsent_max(endpoints - 1) {
-        true => Wait::Short,
-        false => Wait::Whole,
+        true => ConnectWait::Short,
+        false => ConnectWait::Whole,
     }
 }
 
 /// One attempt to connect to an endpoint. It continues if the request that started it is gone.
 #[derive(Default)]
-pub(crate) struct Attempt {
+pub(crate) struct ConnectAttempt {
     outcome: Cell<Option<Result<(), Reason>>>,
     /// The first connection to a foreign peer, for the first request that takes it.
     foreign: RefCell<Option<Http1Upstream>>,
     done: Notify,
 }
 
-impl Attempt {
+impl ConnectAttempt {
     async fn wait_for_end(&self) -> Result<(), Reason> {
         loop {
             let done = self.done.notified();
@@ -84,12 +84,12 @@ impl Attempt {
 pub(crate) async fn acquire_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    wait: Wait,
+    wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     upstream.extend_wait(wait);
     let mut checked_out = pin!(acquire_retrying(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    if wait != Wait::Whole {
+    if wait != ConnectWait::Whole {
         if let Ok(checked_out) = tokio::time::timeout(max_wait, &mut checked_out).await {
             return checked_out;
         }
@@ -146,14 +146,14 @@ async fn acquire_retrying(
 pub(crate) async fn foreign_http1(
     upstream: &Upstream,
     worker: &Worker,
-    wait: Wait,
+    wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     if let Some(connection) = upstream.foreign.take_recent() {
         worker.shard.add(Count::CheckoutReused, 1);
         return Ok(Checkout::Http1(connection));
     }
     worker.shard.add(Count::CheckoutOpened, 1);
-    let shaken = open_tls(upstream, worker, Offer::Http1);
+    let shaken = open_tls(upstream, worker, AlpnOffer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let shaken = tokio::time::timeout(max_wait, shaken).await;
     let (tls, expires) = shaken.map_err(|_| Reason::ConnectTimeout)??;
@@ -164,11 +164,11 @@ pub(crate) async fn foreign_http1(
 pub(crate) async fn acquire_exclusive(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    wait: Wait,
+    wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     if upstream.is_plain() {
         return match declared_protocol(upstream, worker) {
-            Speaks::Http1 => {
+            ApplicationProtocol::Http1 => {
                 let connected = plain_bytes(upstream, worker, wait).await;
                 connected.map(|mut connection| {
                     // No other proxy normalizes its responses.
@@ -176,11 +176,13 @@ pub(crate) async fn acquire_exclusive(
                     Checkout::Http1(Box::new(connection))
                 })
             }
-            Speaks::Http2 => acquire_plaintext(upstream, worker, Speaks::Http2, wait).await,
+            ApplicationProtocol::Http2 => {
+                acquire_plaintext(upstream, worker, ApplicationProtocol::Http2, wait).await
+            }
         };
     }
     worker.shard.add(Count::CheckoutOpened, 1);
-    let shaken = open_tls(upstream, worker, Offer::Alone);
+    let shaken = open_tls(upstream, worker, AlpnOffer::Exclusive);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let shaken = tokio::time::timeout(max_wait, shaken).await;
     let shaken = shaken.unwrap_or(Err(Reason::ConnectTimeout));
@@ -197,8 +199,8 @@ pub(crate) async fn acquire_exclusive(
 }
 
 fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) -> Http1Upstream {
-    let io = Io::new(Stream::Client(Box::new(tls)));
-    let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let io = Io::new(ByteStream::Client(Box::new(tls)));
+    let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
     Http1Upstream::new(io, max_wait, counted).expiring_at(expires)
 }
@@ -207,16 +209,16 @@ fn own_connection(tls: TlsStream<TcpStream>, expires: Instant, worker: &Worker) 
 pub(crate) async fn acquire_plaintext(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    spoken: Speaks,
-    wait: Wait,
+    spoken: ApplicationProtocol,
+    wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     let address = upstream.endpoint.address;
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let checked_out = match spoken {
-        Speaks::Http2 => {
+        ApplicationProtocol::Http2 => {
             upstream.http2.acquire_within(address, worker, max_wait).await.map(Checkout::Http2)
         }
-        Speaks::Http1 => {
+        ApplicationProtocol::Http1 => {
             worker.shard.add(Count::CheckoutOpened, 1);
             upstream.is_foreign.set(true);
             let connected = connect_application(address, worker, max_wait).await;
@@ -235,7 +237,7 @@ pub(crate) async fn acquire_plaintext(
 pub(crate) async fn plain_bytes(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    wait: Wait,
+    wait: ConnectWait,
 ) -> Result<Http1Upstream, Reason> {
     worker.shard.add(Count::CheckoutOpened, 1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
@@ -245,15 +247,17 @@ pub(crate) async fn plain_bytes(
 }
 
 /// Returns the protocol that the service of an endpoint without a sidecar declares.
-pub(crate) fn declared_protocol(upstream: &Upstream, worker: &Worker) -> Speaks {
+pub(crate) fn declared_protocol(upstream: &Upstream, worker: &Worker) -> ApplicationProtocol {
     let EndpointId { service, port, .. } = &upstream.endpoint.id;
-    let Some(config) = worker.world.current_config() else { return Speaks::Http1 };
+    let Some(config) = worker.config_store.current_config() else {
+        return ApplicationProtocol::Http1;
+    };
     let plan = config.plans.service(service).and_then(|plan| plan.ports.get(port));
     let gateway = config.plans.gateway.as_ref();
     match plan.map_or(Protocol::Detect, |port| port.protocol) {
         // A gateway route for gRPC to a port without a declared protocol implies HTTP/2.
         Protocol::Detect if gateway.is_some_and(|it| it.takes_calls(service, *port)) => {
-            Speaks::Http2
+            ApplicationProtocol::Http2
         }
         protocol => protocol.into(),
     }
@@ -272,14 +276,14 @@ fn record_outcome(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reas
 }
 
 /// Returns the attempt in progress, or starts one.
-fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<Attempt> {
+fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttempt> {
     // A peer without links needs a connection for each request; only the first attempt is shared.
     if !upstream.is_foreign.get()
         && let Some(attempt) = upstream.attempt.borrow().as_ref()
     {
         return attempt.clone();
     }
-    let attempt = Rc::new(Attempt::default());
+    let attempt = Rc::new(ConnectAttempt::default());
     *upstream.attempt.borrow_mut() = Some(attempt.clone());
     let (upstream, worker, shared) = (upstream.clone(), worker.clone(), attempt.clone());
     tokio::task::spawn_local(async move {
@@ -315,14 +319,14 @@ pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
 async fn open_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
-    attempt: &Attempt,
+    attempt: &ConnectAttempt,
 ) -> Result<(), Reason> {
     let (tls, expires) =
-        in_time(upstream, worker, open_tls(upstream, worker, Offer::All)).await??;
+        in_time(upstream, worker, open_tls(upstream, worker, AlpnOffer::All)).await??;
     let max_wait = upstream.max_wait(worker);
     let spoken = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
-    let io = Io::new(Stream::Client(Box::new(tls)));
-    let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let io = Io::new(ByteStream::Client(Box::new(tls)));
+    let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let speaks_http1 = !matches!(spoken.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
     upstream.is_foreign.set(speaks_http1);
     if speaks_http1 {
@@ -341,7 +345,7 @@ async fn open_connection(
     let suspended_at = Rc::downgrade(upstream);
     let idle = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
-        let _counted = (counted, Counted::for_link(&shard, ConnectionSide::Upstream));
+        let _counted = (counted, OpenCounter::for_link(&shard, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine rejects streams from the other side.
         let mut driving = pin!(driven.clone().drive(io, idle, |_| {}));
         let ended = tokio::select! {
@@ -379,7 +383,7 @@ async fn open_connection(
 async fn reach_http2(
     upstream: &Upstream,
     worker: &Worker,
-    session: (Io, Counted),
+    session: (Io, OpenCounter),
     expires: Instant,
 ) -> Result<(), Reason> {
     let (session, expires_at) = (Cell::new(Some(session)), Cell::new(expires));
@@ -387,13 +391,13 @@ async fn reach_http2(
         if let Some(session) = session.take() {
             return Ok(session);
         }
-        let (tls, expires) = open_tls(upstream, worker, Offer::All).await?;
+        let (tls, expires) = open_tls(upstream, worker, AlpnOffer::All).await?;
         if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
             return Err(Reason::UpstreamHandshakeFailed);
         }
         expires_at.set(expires);
-        let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
-        Ok((Io::new(Stream::Client(Box::new(tls))), counted))
+        let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+        Ok((Io::new(ByteStream::Client(Box::new(tls))), counted))
     };
     let greeted = tokio::time::timeout(upstream.max_wait(worker), greet_new(connect)).await;
     let greeted = greeted.map_err(|_| Reason::ConnectTimeout)?;
@@ -439,42 +443,42 @@ async fn in_time<T>(
 }
 
 /// The dependencies of a TLS session to an endpoint.
-pub(crate) struct Way<'a> {
+pub(crate) struct TlsContext<'a> {
     pub(crate) config: &'a Config,
-    pub(crate) world: &'a World,
+    pub(crate) config_store: &'a ConfigStore,
     pub(crate) tls: &'a TlsConfigs,
-    pub(crate) shard: &'a Shard,
+    pub(crate) shard: &'a MetricsShard,
 }
 
 /// Opens a TLS session. Returns it with the expiration of the peer's certificate.
 async fn open_tls(
     upstream: &Upstream,
     worker: &Worker,
-    offer: Offer,
+    offer: AlpnOffer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
-    let Worker { config, world, tls, shard, .. } = worker;
-    open_tls_to(&upstream.endpoint, &Way { config, world, tls, shard }, offer).await
+    let Worker { config, config_store, tls, shard, .. } = worker;
+    open_tls_to(&upstream.endpoint, &TlsContext { config, config_store, tls, shard }, offer).await
 }
 
 /// Opens a TLS session with explicit dependencies.
 pub(crate) async fn open_tls_to(
     endpoint: &Endpoint,
-    way: &Way<'_>,
-    offer: Offer,
+    way: &TlsContext<'_>,
+    offer: AlpnOffer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
-    let credential = way.world.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
+    let credential = way.config_store.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
     // Without a sidecar there is no expected identity, and no session.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
     let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
     let config = way.tls.client_config(&credential, expected, offer)?;
     let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    let address = way.world.own_listener(endpoint).unwrap_or(endpoint.address);
+    let address = way.config_store.own_listener(endpoint).unwrap_or(endpoint.address);
     let tcp = connect_tcp(address, way.config).await?;
     let shaken = TlsConnector::from(config).connect(name, tcp).await;
     let count =
         if shaken.is_ok() { Count::UpstreamHandshake } else { Count::UpstreamHandshakeFailed };
     way.shard.add(count, 1);
-    let tls = shaken.map_err(|error| reason_of(&error, Side::Upstream))?;
+    let tls = shaken.map_err(|error| reason_of(&error, FailureSide::Upstream))?;
     // A resumed session is not verified again: the certificate may have expired since.
     match session_peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
         Ok(Some(peer)) => Ok((tls, expiry_instant(peer.not_after))),
@@ -509,9 +513,9 @@ pub(crate) async fn connect_application(
         .await
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(|_| Reason::ConnectFailed)?;
-    let counted = Counted::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let counted = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
-    let connection = Http1Upstream::new(Io::new(Stream::Plain(tcp)), max_wait, counted);
+    let connection = Http1Upstream::new(Io::new(ByteStream::Plain(tcp)), max_wait, counted);
     Ok(connection.with_permit(place))
 }
 

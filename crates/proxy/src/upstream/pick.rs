@@ -8,8 +8,8 @@ use std::time::Instant;
 use leno_model::{BalanceAlgorithm, Endpoint, EndpointId, Reason, Weight};
 use leno_telemetry::Count;
 use leno_traffic::Endpoints;
-use leno_traffic::balance::hashing::Places;
-use leno_traffic::balance::{self, Candidates, Key, Keyed, Load};
+use leno_traffic::balance::hashing::EndpointHashTable;
+use leno_traffic::balance::{self, Candidates, KeyedCandidates, Load, RequestHash};
 
 use super::Upstream;
 use super::cluster::UpstreamCluster;
@@ -17,9 +17,9 @@ use super::priorities::Priorities;
 use crate::worker::Worker;
 
 /// The hash key of one request, and the hash table of the port's endpoints.
-pub(crate) struct Hashed {
-    pub(crate) key: Key,
-    pub(crate) places: Option<(Endpoints, Arc<Places>)>,
+pub(crate) struct HashSelection {
+    pub(crate) key: RequestHash,
+    pub(crate) places: Option<(Endpoints, Arc<EndpointHashTable>)>,
 }
 
 /// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
@@ -27,7 +27,7 @@ pub(crate) fn pick_endpoint(
     worker: &Rc<Worker>,
     priorities: &Priorities,
     cluster: Option<&UpstreamCluster>,
-    hashed: Option<&Hashed>,
+    hash_selection: Option<&HashSelection>,
     avoid: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
     let list = priorities.serving_endpoints(worker, cluster, avoid);
@@ -41,16 +41,17 @@ pub(crate) fn pick_endpoint(
     let times = chooser.is_none_or(|(_, balancer)| {
         !matches!(balancer.rule().algorithm, BalanceAlgorithm::LeastRequest { .. })
     });
-    let field = Field { worker, endpoints, cluster, avoid, now, times: times.then_some(now) };
+    let field =
+        EndpointChoice { worker, endpoints, cluster, avoid, now, times: times.then_some(now) };
     let index = match chooser {
         None => balance::pick_candidate(&field, worker.random_number()),
         Some((cluster, balancer)) => {
             // The hash table applies only if all endpoints of the port are candidates.
-            let keyed = hashed.map(|hashed| match &hashed.places {
+            let keyed = hash_selection.map(|hash_selection| match &hash_selection.places {
                 Some((all, places)) if Arc::ptr_eq(all, list) => {
-                    (hashed.key, Keyed::Places(places))
+                    (hash_selection.key, KeyedCandidates::HashTable(places))
                 }
-                _ => (hashed.key, Keyed::Few(endpoints)),
+                _ => (hash_selection.key, KeyedCandidates::Few(endpoints)),
             });
             let age = |index: usize| cluster.endpoint_age(worker, &endpoints.get(index)?.id);
             balancer.choose_candidate(&field, keyed, age, worker.random_number())
@@ -70,7 +71,7 @@ pub(crate) fn session_endpoint(
     avoid: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream_for(endpoint), Instant::now());
-    if !is_well(&upstream, cluster, avoid, now) {
+    if !is_healthy(&upstream, cluster, avoid, now) {
         upstream.probe_unresponsive(worker, now);
         return None;
     }
@@ -79,7 +80,7 @@ pub(crate) fn session_endpoint(
 }
 
 /// True if an endpoint is healthy, not in backoff, and not to be avoided.
-pub(super) fn is_well(
+pub(super) fn is_healthy(
     upstream: &Upstream,
     cluster: Option<&UpstreamCluster>,
     avoid: Option<&EndpointId>,
@@ -90,7 +91,7 @@ pub(super) fn is_well(
         && cluster.is_none_or(|cluster| cluster.is_admitted(upstream))
 }
 
-struct Field<'a> {
+struct EndpointChoice<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],
     cluster: Option<&'a UpstreamCluster>,
@@ -100,7 +101,7 @@ struct Field<'a> {
     times: Option<Instant>,
 }
 
-impl Candidates for Field<'_> {
+impl Candidates for EndpointChoice<'_> {
     fn len(&self) -> usize {
         self.endpoints.len()
     }
@@ -118,11 +119,11 @@ impl Candidates for Field<'_> {
     fn is_usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
             let upstream = self.worker.upstream_for(endpoint);
-            let is_well = is_well(&upstream, self.cluster, self.avoid, self.now);
-            if !is_well {
+            let is_healthy = is_healthy(&upstream, self.cluster, self.avoid, self.now);
+            if !is_healthy {
                 upstream.probe_unresponsive(self.worker, self.now);
             }
-            is_well
+            is_healthy
         })
     }
 

@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::buffers::{self, Size};
-use crate::connections::Counted;
-use crate::http::message::{Reader, Writer};
+use crate::buffers::{self, BufferSize};
+use crate::connections::OpenCounter;
+use crate::http::message::{MessageReader, MessageWriter};
 use crate::io::Io;
 
 /// An HTTP/1.1 connection to an upstream, checked out by one request at a time.
 pub(crate) struct Http1Upstream {
-    pub(crate) reader: Reader,
-    pub(crate) writer: Writer,
+    pub(crate) reader: MessageReader,
+    pub(crate) writer: MessageWriter,
     /// True if it was used before: the peer may be closing it at this moment.
     pub(crate) reused: bool,
     /// True if the peer is a verified sidecar over `leno-http/1`, which marks the requests that it rejects.
     pub(crate) marks_rejections: bool,
     /// The expiration of the peer's certificate; `None` for the application, which has none.
     expires: Option<Instant>,
-    _counted: Counted,
+    _counted: OpenCounter,
     /// Its permit among the connections to the application.
     _place: Option<OwnedSemaphorePermit>,
 }
 
 /// The clients that may use an HTTP/1.1 connection to an upstream.
 #[derive(Clone, Copy)]
-pub(crate) enum Sharing {
+pub(crate) enum ConnectionSharing {
     /// Any client, unless a response authenticates the connection.
     Pooled,
     /// One client, even if the connection is authenticated.
@@ -39,7 +39,7 @@ pub(crate) enum Sharing {
 
 /// Idle connections to one address.
 pub(crate) struct Pool {
-    idle: RefCell<VecDeque<Idle>>,
+    idle: RefCell<VecDeque<IdleConnection>>,
     /// The maximum number of idle connections: 0 while the pool is closed.
     room: Cell<usize>,
 }
@@ -50,15 +50,15 @@ impl Default for Pool {
     }
 }
 
-struct Idle {
+struct IdleConnection {
     connection: Box<Http1Upstream>,
     since: Instant,
 }
 
 impl Http1Upstream {
     /// `max_wait`: the time after which a peer that takes no pending data counts as stalled.
-    pub(crate) fn new(io: Io, max_wait: Duration, counted: Counted) -> Self {
-        let (reader, writer) = (Reader::new(io.clone()), Writer::new(io, max_wait));
+    pub(crate) fn new(io: Io, max_wait: Duration, counted: OpenCounter) -> Self {
+        let (reader, writer) = (MessageReader::new(io.clone()), MessageWriter::new(io, max_wait));
         Self {
             reader,
             writer,
@@ -82,11 +82,11 @@ impl Http1Upstream {
 
     /// Returns the clients that may use it; `is_pinned`: it is reserved for one client.
     #[inline]
-    pub(crate) fn sharing(&self, is_pinned: bool) -> Sharing {
+    pub(crate) fn sharing(&self, is_pinned: bool) -> ConnectionSharing {
         match (is_pinned, self.marks_rejections) {
-            (false, _) => Sharing::Pooled,
-            (true, false) => Sharing::Pinned,
-            (true, true) => Sharing::PinnedAtSidecar,
+            (false, _) => ConnectionSharing::Pooled,
+            (true, false) => ConnectionSharing::Pinned,
+            (true, true) => ConnectionSharing::PinnedAtSidecar,
         }
     }
 
@@ -120,9 +120,9 @@ impl Pool {
             idle.pop_front();
         }
         if clean && idle.len() < self.room.get() {
-            buffers::return_buffer(&mut connection.reader.buffer, Size::Message);
+            buffers::return_buffer(&mut connection.reader.buffer, BufferSize::Message);
             connection.reused = true;
-            idle.push_back(Idle { connection, since: now });
+            idle.push_back(IdleConnection { connection, since: now });
         }
     }
 

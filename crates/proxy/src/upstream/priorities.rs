@@ -9,7 +9,7 @@ use leno_traffic::Endpoints;
 
 use super::Upstream;
 use super::cluster::UpstreamCluster;
-use super::pick::is_well;
+use super::pick::is_healthy;
 use crate::worker::Worker;
 
 /// Lists of endpoints in order of preference.
@@ -75,12 +75,12 @@ impl Priorities {
     ) -> &'a Endpoints {
         let now = Instant::now();
         let well = |upstream: &Rc<Upstream>| {
-            let is_well = is_well(upstream, cluster, avoid, now);
-            if !is_well {
+            let is_healthy = is_healthy(upstream, cluster, avoid, now);
+            if !is_healthy {
                 // While another list serves, no request would detect that it responds again.
                 upstream.probe_unresponsive(worker, now);
             }
-            is_well && !cluster.is_some_and(|cluster| cluster.is_spared(upstream))
+            is_healthy && !cluster.is_some_and(|cluster| cluster.is_spared(upstream))
         };
         let admitted =
             |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.is_admitted(upstream));

@@ -4,7 +4,7 @@ use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, request};
 use leno_proxy::untrusted::{http2_request, http2_response, to_http2_request, to_http2_response};
-use leno_wire::http1::{Answers, BodyLength, Parsed, RequestHead, ResponseHead};
+use leno_wire::http1::{BodyLength, Parsed, RequestHead, RequestKind, ResponseHead};
 
 /// The first byte selects the direction; the rest is either lines of `name: value`, including pseudo-header
 /// fields, or an HTTP/1.1 head.
@@ -67,7 +67,7 @@ fn from_response(text: &[u8]) {
     *response.headers_mut() = fields.clone();
     let bytes = http2_response(&response.into_parts().0);
     let mut head = ResponseHead::default();
-    let Ok(parsed) = head.parse(&bytes, Answers::default()) else { return };
+    let Ok(parsed) = head.parse(&bytes, RequestKind::default()) else { return };
     assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
     assert_eq!(head.status, status.as_u16());
     let received =
@@ -105,7 +105,7 @@ fn to_request(bytes: &[u8]) {
 /// An HTTP/1.1 response in HTTP/2 has the same status and no hop-by-hop field.
 fn to_response(bytes: &[u8]) {
     let mut head = ResponseHead::default();
-    let Ok(Parsed::Complete(length)) = head.parse(bytes, Answers::default()) else { return };
+    let Ok(Parsed::Complete(length)) = head.parse(bytes, RequestKind::default()) else { return };
     let Some(response) = to_http2_response(&bytes[..length], &head) else { return };
     assert!(head.tunnel || response.status().as_u16() == head.status);
     assert_of_no_hop(response.headers());

@@ -1,39 +1,39 @@
 //! A JSON parser (RFC 8259) that yields the same trees as YAML, with line and column.
 
-use super::{Builder, Filling, Mark, Node, Unreadable, Value};
+use super::{CollectionContent, DocumentNode, NodeValue, SyntaxError, TextPosition, TreeBuilder};
 
 /// The failure to parse a text as JSON.
-pub(super) enum Failure {
+pub(super) enum JsonError {
     /// Not JSON; it may be YAML.
-    Syntax(Unreadable),
+    Syntax(SyntaxError),
     /// A bound is exceeded.
-    Bound(Unreadable),
+    Bound(SyntaxError),
 }
 
 /// Parses a sequence of JSON values, separated by white space or `---` lines.
-pub(super) fn read_into(builder: &mut Builder, text: &str) -> Result<(), Failure> {
-    let mut reader = Reader { rest: text, mark: Mark::START };
+pub(super) fn read_into(builder: &mut TreeBuilder, text: &str) -> Result<(), JsonError> {
+    let mut reader = JsonReader { rest: text, position: TextPosition::START };
     loop {
         reader.skip_blanks();
         if reader.rest.is_empty() {
             return Ok(());
         }
-        if reader.mark.column == 1 && reader.skip_text("---") {
+        if reader.position.column == 1 && reader.skip_text("---") {
             continue;
         }
         reader.parse_document(builder)?;
     }
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     rest: &'a str,
     /// The position of `rest`.
-    mark: Mark,
+    position: TextPosition,
 }
 
 /// The tokens that are allowed next.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Expected {
+enum ExpectedToken {
     Value,
     /// A value, or the end of an empty list.
     FirstItem,
@@ -44,88 +44,90 @@ enum Expected {
     Next,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     /// Parses one value, without recursion.
-    fn parse_document(&mut self, builder: &mut Builder) -> Result<(), Failure> {
-        let mut expected = Expected::Value;
+    fn parse_document(&mut self, builder: &mut TreeBuilder) -> Result<(), JsonError> {
+        let mut expected = ExpectedToken::Value;
         loop {
             self.skip_blanks();
-            let mark = self.mark;
+            let position = self.position;
             match (expected, self.peek()) {
-                (Expected::FirstItem, Some(']')) | (Expected::FirstKey, Some('}')) => {
+                (ExpectedToken::FirstItem, Some(']')) | (ExpectedToken::FirstKey, Some('}')) => {
                     self.skip_one();
-                    builder.end_node().map_err(Failure::Bound)?;
+                    builder.end_node().map_err(JsonError::Bound)?;
                 }
-                (Expected::FirstKey | Expected::Key, _) => {
+                (ExpectedToken::FirstKey | ExpectedToken::Key, _) => {
                     let key = self.parse_string()?;
-                    let node = Node { mark, value: Value::Text(key) };
-                    builder.add_to_parent(node, 0).map_err(Failure::Bound)?;
+                    let node = DocumentNode { position, value: NodeValue::Text(key) };
+                    builder.add_to_parent(node, 0).map_err(JsonError::Bound)?;
                     self.skip_blanks();
                     self.expect_character(':', "a colon after the key")?;
-                    expected = Expected::Value;
+                    expected = ExpectedToken::Value;
                     continue;
                 }
-                (Expected::Value | Expected::FirstItem, Some('{')) => {
+                (ExpectedToken::Value | ExpectedToken::FirstItem, Some('{')) => {
                     self.skip_one();
-                    let filling = Filling::Map(Vec::new(), None);
-                    builder.begin_node(mark, 0, None, filling).map_err(Failure::Bound)?;
-                    expected = Expected::FirstKey;
+                    let filling = CollectionContent::Map(Vec::new(), None);
+                    builder.begin_node(position, 0, None, filling).map_err(JsonError::Bound)?;
+                    expected = ExpectedToken::FirstKey;
                     continue;
                 }
-                (Expected::Value | Expected::FirstItem, Some('[')) => {
+                (ExpectedToken::Value | ExpectedToken::FirstItem, Some('[')) => {
                     self.skip_one();
-                    let filling = Filling::List(Vec::new());
-                    builder.begin_node(mark, 0, None, filling).map_err(Failure::Bound)?;
-                    expected = Expected::FirstItem;
+                    let filling = CollectionContent::List(Vec::new());
+                    builder.begin_node(position, 0, None, filling).map_err(JsonError::Bound)?;
+                    expected = ExpectedToken::FirstItem;
                     continue;
                 }
-                (Expected::Value | Expected::FirstItem, _) => {
+                (ExpectedToken::Value | ExpectedToken::FirstItem, _) => {
                     let value = self.parse_scalar()?;
-                    builder.add_to_parent(Node { mark, value }, 0).map_err(Failure::Bound)?;
+                    builder
+                        .add_to_parent(DocumentNode { position, value }, 0)
+                        .map_err(JsonError::Bound)?;
                 }
-                (Expected::Next, _) => {
+                (ExpectedToken::Next, _) => {
                     let is_map = match builder.open.last().map(|open| &open.filling) {
-                        Some(Filling::Map(..)) => true,
-                        Some(Filling::List(_)) => false,
+                        Some(CollectionContent::Map(..)) => true,
+                        Some(CollectionContent::List(_)) => false,
                         None => return Ok(()),
                     };
                     let end = if is_map { '}' } else { ']' };
                     if self.skip_text(",") {
-                        expected = if is_map { Expected::Key } else { Expected::Value };
+                        expected = if is_map { ExpectedToken::Key } else { ExpectedToken::Value };
                         continue;
                     }
                     self.expect_character(
                         end,
                         if is_map { "a comma or }" } else { "a comma or ]" },
                     )?;
-                    builder.end_node().map_err(Failure::Bound)?;
+                    builder.end_node().map_err(JsonError::Bound)?;
                 }
             }
-            expected = Expected::Next;
+            expected = ExpectedToken::Next;
             if builder.open.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    fn parse_scalar(&mut self) -> Result<Value, Failure> {
+    fn parse_scalar(&mut self) -> Result<NodeValue, JsonError> {
         for (word, value) in [
-            ("null", Value::Null),
-            ("true", Value::Boolean(true)),
-            ("false", Value::Boolean(false)),
+            ("null", NodeValue::Null),
+            ("true", NodeValue::Boolean(true)),
+            ("false", NodeValue::Boolean(false)),
         ] {
             if self.skip_text(word) {
                 return Ok(value);
             }
         }
         match self.peek() {
-            Some('"') => self.parse_string().map(Value::Text),
+            Some('"') => self.parse_string().map(NodeValue::Text),
             Some('-' | '0'..='9') => self.parse_number(),
             _ => Err(self.unexpected_token("a value")),
         }
     }
 
-    fn parse_number(&mut self) -> Result<Value, Failure> {
+    fn parse_number(&mut self) -> Result<NodeValue, JsonError> {
         let end = self.rest.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
         let text = self.rest.get(..end.unwrap_or(self.rest.len())).unwrap_or_default();
         if !is_number(text) {
@@ -133,10 +135,10 @@ impl Reader<'_> {
         }
         let text = text.to_owned();
         self.skip_text(&text);
-        Ok(Value::Number(text))
+        Ok(NodeValue::Number(text))
     }
 
-    fn parse_string(&mut self) -> Result<String, Failure> {
+    fn parse_string(&mut self) -> Result<String, JsonError> {
         self.expect_character('"', "a text in quotes")?;
         let mut text = String::new();
         loop {
@@ -155,7 +157,7 @@ impl Reader<'_> {
         }
     }
 
-    fn parse_escape(&mut self) -> Result<char, Failure> {
+    fn parse_escape(&mut self) -> Result<char, JsonError> {
         for (escape, character) in ESCAPES {
             if self.skip_text(escape) {
                 return Ok(character);
@@ -189,10 +191,10 @@ impl Reader<'_> {
         let mut characters = self.rest.chars();
         match characters.next() {
             Some('\n') => {
-                let line = self.mark.line.saturating_add(1);
-                self.mark = Mark { line, column: 1 };
+                let line = self.position.line.saturating_add(1);
+                self.position = TextPosition { line, column: 1 };
             }
-            Some(_) => self.mark.column = self.mark.column.saturating_add(1),
+            Some(_) => self.position.column = self.position.column.saturating_add(1),
             None => {}
         }
         self.rest = characters.as_str();
@@ -213,7 +215,7 @@ impl Reader<'_> {
         is_next
     }
 
-    fn expect_character(&mut self, character: char, what: &str) -> Result<(), Failure> {
+    fn expect_character(&mut self, character: char, what: &str) -> Result<(), JsonError> {
         if self.peek() != Some(character) {
             return Err(self.unexpected_token(what));
         }
@@ -221,13 +223,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn unexpected_token(&self, expected: &str) -> Failure {
+    fn unexpected_token(&self, expected: &str) -> JsonError {
         let found = match self.peek() {
             None => "the end".to_owned(),
             Some(character) => format!("{character:?}"),
         };
-        Failure::Syntax(Unreadable {
-            mark: self.mark,
+        JsonError::Syntax(SyntaxError {
+            position: self.position,
             problem: format!("is not JSON (expected {expected}, found {found})"),
             hint: super::CORRECT_SYNTAX.to_owned(),
         })
@@ -303,12 +305,12 @@ mod tests {
     #[test]
     fn each_value_has_its_line_and_column() {
         let node = parse_documents("\n {\"é\": [1,\n  {\"b\": \"c\"}]}").unwrap().remove(0);
-        assert_eq!(node.mark, Mark { line: 2, column: 2 });
-        let Value::Map(map) = &node.value else { panic!() };
-        assert_eq!(map[0].1.mark, Mark { line: 2, column: 8 });
-        let Value::List(list) = &map[0].1.value else { panic!() };
-        let Value::Map(inner) = &list[1].value else { panic!() };
-        assert_eq!(inner[0].1.mark, Mark { line: 3, column: 9 });
+        assert_eq!(node.position, TextPosition { line: 2, column: 2 });
+        let NodeValue::Map(map) = &node.value else { panic!() };
+        assert_eq!(map[0].1.position, TextPosition { line: 2, column: 8 });
+        let NodeValue::List(list) = &map[0].1.value else { panic!() };
+        let NodeValue::Map(inner) = &list[1].value else { panic!() };
+        assert_eq!(inner[0].1.position, TextPosition { line: 3, column: 9 });
     }
 
     #[test]
@@ -329,7 +331,7 @@ mod tests {
             ("{\"a\": \"b", 1, 9, "the quote"),
         ] {
             let error = parse_documents(text).expect_err(text);
-            assert_eq!(error.mark, Mark { line, column }, "{text}: {}", error.problem);
+            assert_eq!(error.position, TextPosition { line, column }, "{text}: {}", error.problem);
             assert!(error.problem.contains(expected), "{text}: {}", error.problem);
         }
     }
@@ -362,10 +364,10 @@ mod tests {
     fn a_mistake_in_yaml_behind_json_is_reported_where_it_is() {
         let error =
             parse_documents("{\"a\": 1}\n---\nb: 1\nc: [1\nd: 2\n").expect_err("a bracket is open");
-        assert!(error.mark.line >= 4 && error.problem.contains("is not YAML"), "{error:?}");
+        assert!(error.position.line >= 4 && error.problem.contains("is not YAML"), "{error:?}");
         let error =
             parse_documents("{\"a\": 1}\n---\n{\"b\": 1,\n \"c\" 2}\n").expect_err("no colon");
-        assert_eq!(error.mark.line, 4, "{error:?}");
+        assert_eq!(error.position.line, 4, "{error:?}");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Lists of objects, as printed by `kubectl get` and read by `kubectl apply`: each item becomes a document.
 
-use super::{Mark, Node, Value};
+use super::{DocumentNode, NodeValue, TextPosition};
 
 /// Expands a document: returns the items of a list, or the document itself. A list with an unknown field, or
 /// with an item that is not a map, is left unchanged and rejected as a whole.
-pub(super) fn expand_list(document: Node) -> Vec<Node> {
+pub(super) fn expand_list(document: DocumentNode) -> Vec<DocumentNode> {
     let mut documents = Vec::new();
     // A stack: the last node is next. The depth of a document is bounded, hence the nesting of lists.
     let mut open = vec![document];
@@ -18,19 +18,21 @@ pub(super) fn expand_list(document: Node) -> Vec<Node> {
 }
 
 /// Returns the items of a list, or the node if it is not a list.
-fn list_items(mut node: Node) -> Result<Vec<Node>, Node> {
+fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode> {
     let Some((kind, version)) = kind_and_version(&node) else { return Err(node) };
-    let Value::Map(map) = &mut node.value else { return Err(node) };
-    let has = |key: &Node, name: &str| matches!(&key.value, Value::Text(text) if text == name);
-    let is_known = |key: &Node| LIST_FIELDS.iter().any(|name| has(key, name));
+    let NodeValue::Map(map) = &mut node.value else { return Err(node) };
+    let has = |key: &DocumentNode, name: &str| matches!(&key.value, NodeValue::Text(text) if text == name);
+    let is_known = |key: &DocumentNode| LIST_FIELDS.iter().any(|name| has(key, name));
     let are_distinct =
         LIST_FIELDS.iter().all(|name| map.iter().filter(|(key, _)| has(key, name)).count() <= 1);
     if !are_distinct || !map.iter().all(|(key, _)| is_known(key)) {
         return Err(node);
     }
     let found = map.iter_mut().find(|(key, _)| has(key, "items"));
-    let Some((_, Node { value: Value::List(list), .. })) = found else { return Err(node) };
-    if !list.iter().all(|item| matches!(item.value, Value::Map(_))) {
+    let Some((_, DocumentNode { value: NodeValue::List(list), .. })) = found else {
+        return Err(node);
+    };
+    if !list.iter().all(|item| matches!(item.value, NodeValue::Map(_))) {
         return Err(node);
     }
     let mut items = std::mem::take(list);
@@ -43,11 +45,11 @@ fn list_items(mut node: Node) -> Result<Vec<Node>, Node> {
 }
 
 /// Returns `kind` and `apiVersion` of a list: a `List` of any objects, or a typed one such as `ServiceList`.
-fn kind_and_version(node: &Node) -> Option<(String, String)> {
-    let Value::Map(map) = &node.value else { return None };
+fn kind_and_version(node: &DocumentNode) -> Option<(String, String)> {
+    let NodeValue::Map(map) = &node.value else { return None };
     let text = |name: &str| {
         map.iter().find_map(|(key, value)| match (&key.value, &value.value) {
-            (Value::Text(key), Value::Text(text)) if key == name => Some(text.clone()),
+            (NodeValue::Text(key), NodeValue::Text(text)) if key == name => Some(text.clone()),
             _ => None,
         })
     };
@@ -57,21 +59,22 @@ fn kind_and_version(node: &Node) -> Option<(String, String)> {
 }
 
 /// API servers omit `kind` and `apiVersion` of the items of a typed list.
-fn complete_item(item: &mut Node, kind: &str, version: &str) {
-    let mark = item.mark;
-    let Value::Map(map) = &mut item.value else { return };
-    let is_named = map.iter().any(|(key, _)| matches!(&key.value, Value::Text(it) if it == "kind"));
+fn complete_item(item: &mut DocumentNode, kind: &str, version: &str) {
+    let position = item.position;
+    let NodeValue::Map(map) = &mut item.value else { return };
+    let is_named =
+        map.iter().any(|(key, _)| matches!(&key.value, NodeValue::Text(it) if it == "kind"));
     if is_named {
         return;
     }
     for (key, value) in [("apiVersion", version), ("kind", kind)] {
-        map.retain(|(known, _)| !matches!(&known.value, Value::Text(it) if it == key));
-        map.push((text_node(mark, key), text_node(mark, value)));
+        map.retain(|(known, _)| !matches!(&known.value, NodeValue::Text(it) if it == key));
+        map.push((text_node(position, key), text_node(position, value)));
     }
 }
 
-fn text_node(mark: Mark, text: &str) -> Node {
-    Node { mark, value: Value::Text(text.to_owned()) }
+fn text_node(position: TextPosition, text: &str) -> DocumentNode {
+    DocumentNode { position, value: NodeValue::Text(text.to_owned()) }
 }
 
 /// The fields of a list.
@@ -82,7 +85,7 @@ mod tests {
     use super::super::parse_documents;
 
     fn item_lines(text: &str) -> Vec<u32> {
-        parse_documents(text).unwrap().iter().map(|document| document.mark.line).collect()
+        parse_documents(text).unwrap().iter().map(|document| document.position.line).collect()
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use saphyr_parser::{ScalarStyle, Tag};
 
-use super::{Node, Unreadable, Value};
+use super::{DocumentNode, NodeValue, SyntaxError};
 
 /// The text of a merge key.
 pub(super) const KEY: &str = "<<";
@@ -21,21 +21,23 @@ pub(super) fn is_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> bool 
 /// # Errors
 /// If the value of a merge key is not a map, or an entry before the merge key is also in the merged map. In the
 /// latter case parsers differ: YAML 1.1 prefers the map's own entry, kubectl (go-yaml v2) the last one written.
-pub(super) fn merge_entries(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>, Unreadable> {
+pub(super) fn merge_entries(
+    map: Vec<(DocumentNode, DocumentNode)>,
+) -> Result<Vec<(DocumentNode, DocumentNode)>, SyntaxError> {
     if !map.iter().any(|(key, _)| is_merge(key)) {
         return Ok(map);
     }
     let own: HashSet<String> = map.iter().filter_map(|(key, _)| key_text(key)).collect();
     let mut known: HashSet<String> = HashSet::new();
     let mut before: HashSet<String> = HashSet::new();
-    let mut entries: Vec<(Node, Node)> = Vec::with_capacity(map.len());
+    let mut entries: Vec<(DocumentNode, DocumentNode)> = Vec::with_capacity(map.len());
     for (key, value) in map {
         if !is_merge(&key) {
             before.extend(key_text(&key));
             entries.push((key, value));
             continue;
         }
-        let mark = key.mark;
+        let position = key.position;
         before.extend(known.drain());
         for (key, value) in merged_maps(value)?.into_iter().flatten() {
             let Some(name) = key_text(&key) else {
@@ -46,7 +48,7 @@ pub(super) fn merge_entries(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>,
                 let problem =
                     format!("`{}` is before `<<`, which also contains it", truncate_text(&name));
                 let hint = "write one `<<` at the start of the map; of several maps, `<<: [*a, *b]`, the earlier one wins";
-                return Err(Unreadable::limit_exceeded(mark, problem, hint));
+                return Err(SyntaxError::limit_exceeded(position, problem, hint));
             }
             if !own.contains(&name) && known.insert(name) {
                 entries.push((key, value));
@@ -57,18 +59,18 @@ pub(super) fn merge_entries(map: Vec<(Node, Node)>) -> Result<Vec<(Node, Node)>,
 }
 
 /// Returns the entries of the maps under a merge key.
-fn merged_maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
-    let mark = value.mark;
+fn merged_maps(value: DocumentNode) -> Result<Vec<Vec<(DocumentNode, DocumentNode)>>, SyntaxError> {
+    let position = value.position;
     let nodes = match value.value {
-        Value::List(list) => list,
+        NodeValue::List(list) => list,
         _ => vec![value],
     };
-    let entries = |node: Node| match node.value {
-        Value::Map(map) => Ok(map),
+    let entries = |node: DocumentNode| match node.value {
+        NodeValue::Map(map) => Ok(map),
         _ => {
             let problem = "`<<` has a value other than a map".to_owned();
-            Err(Unreadable::limit_exceeded(
-                mark,
+            Err(SyntaxError::limit_exceeded(
+                position,
                 problem,
                 "give it the alias of a map, or a list of such",
             ))
@@ -77,15 +79,15 @@ fn merged_maps(value: Node) -> Result<Vec<Vec<(Node, Node)>>, Unreadable> {
     nodes.into_iter().map(entries).collect()
 }
 
-fn is_merge(key: &Node) -> bool {
-    matches!(key.value, Value::MergeKey)
+fn is_merge(key: &DocumentNode) -> bool {
+    matches!(key.value, NodeValue::MergeKey)
 }
 
 /// Returns the text of a key; other keys are rejected later.
-fn key_text(key: &Node) -> Option<String> {
+fn key_text(key: &DocumentNode) -> Option<String> {
     match &key.value {
-        Value::Text(text) | Value::Number(text) => Some(text.clone()),
-        Value::Boolean(value) => Some(value.to_string()),
+        NodeValue::Text(text) | NodeValue::Number(text) => Some(text.clone()),
+        NodeValue::Boolean(value) => Some(value.to_string()),
         _ => None,
     }
 }
@@ -101,15 +103,15 @@ mod tests {
     use super::super::parse_documents;
     use super::*;
 
-    fn format_node(node: &Node) -> String {
+    fn format_node(node: &DocumentNode) -> String {
         match &node.value {
-            Value::Map(map) => {
+            NodeValue::Map(map) => {
                 let entries = map.iter().map(|(key, value)| {
                     format!("{}: {}", key_text(key).unwrap_or_default(), format_node(value))
                 });
                 format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
             }
-            Value::Number(text) | Value::Text(text) => text.clone(),
+            NodeValue::Number(text) | NodeValue::Text(text) => text.clone(),
             other => format!("{other:?}"),
         }
     }
@@ -136,7 +138,7 @@ mod tests {
             ("{w: <<}", "{w: <<}"),
         ] {
             let document = parse_documents(&format!("{BASE}{map}\n")).unwrap().remove(0);
-            let Value::Map(entries) = &document.value else { panic!() };
+            let NodeValue::Map(entries) = &document.value else { panic!() };
             assert_eq!(format_node(&entries[2].1), expected, "{map}");
         }
     }
@@ -148,25 +150,25 @@ mod tests {
         {
             let document = parse_documents(&format!("a: &a {{x: 1}}\nb:\n  ? {key}\n  : *a\n"));
             let document = document.unwrap().remove(0);
-            let Value::Map(entries) = &document.value else { panic!() };
-            let Value::Map(inner) = &entries[1].1.value else { panic!() };
+            let NodeValue::Map(entries) = &document.value else { panic!() };
+            let NodeValue::Map(inner) = &entries[1].1.value else { panic!() };
             let [(key, value)] = inner.as_slice() else { panic!("{key}: {inner:?}") };
-            assert!(matches!(key.value, Value::Tagged(_)), "{key:?}");
-            assert!(matches!(value.value, Value::Map(_)), "{value:?}");
+            assert!(matches!(key.value, NodeValue::Tagged(_)), "{key:?}");
+            assert!(matches!(value.value, NodeValue::Map(_)), "{value:?}");
         }
     }
 
     #[test]
     fn a_merge_that_is_read_in_two_ways_is_rejected() {
-        for (text, why) in [
+        for (text, reason) in [
             ("a: &a {x: 1}\nb: {x: 2, <<: *a}\n", "`x` is before"),
             ("a: &a {x: 1}\nb: {<<: *a, <<: {x: 2}}\n", "`x` is before"),
             ("b: {<<: 1}\n", "a value other than a map"),
             ("a: &a [{x: 1}, 2]\nb: {<<: *a}\n", "a value other than a map"),
         ] {
             let error = parse_documents(text).expect_err(text);
-            assert!(error.problem.contains(why), "{text}: {}", error.problem);
-            assert_eq!(error.mark.line, text.lines().count() as u32, "{text}");
+            assert!(error.problem.contains(reason), "{text}: {}", error.problem);
+            assert_eq!(error.position.line, text.lines().count() as u32, "{text}");
         }
     }
 

@@ -5,7 +5,7 @@ use crate::document::parse_documents;
 use crate::kinds;
 
 /// Returns the documents of all pages.
-fn documented_examples() -> Vec<Node> {
+fn documented_examples() -> Vec<DocumentNode> {
     let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rules");
     let mut nodes = Vec::new();
     for page in std::fs::read_dir(pages).unwrap() {
@@ -19,10 +19,10 @@ fn documented_examples() -> Vec<Node> {
 }
 
 /// Counts the values and keys of a document.
-fn count_scalars(node: &Node) -> usize {
+fn count_scalars(node: &DocumentNode) -> usize {
     match &node.value {
-        Value::List(list) => 1 + list.iter().map(count_scalars).sum::<usize>(),
-        Value::Map(map) => {
+        NodeValue::List(list) => 1 + list.iter().map(count_scalars).sum::<usize>(),
+        NodeValue::Map(map) => {
             1 + map
                 .iter()
                 .map(|(key, value)| count_scalars(key) + count_scalars(value))
@@ -34,9 +34,9 @@ fn count_scalars(node: &Node) -> usize {
 
 /// Changes the value or key with this number if it is a scalar.
 fn spoil_scalar(
-    node: &mut Node,
+    node: &mut DocumentNode,
     number: &mut usize,
-    change: &dyn Fn(&Value) -> Option<Value>,
+    change: &dyn Fn(&NodeValue) -> Option<NodeValue>,
 ) -> bool {
     if *number == 0 {
         let changed = change(&node.value);
@@ -44,7 +44,7 @@ fn spoil_scalar(
     }
     *number -= 1;
     match &mut node.value {
-        Value::List(list) => {
+        NodeValue::List(list) => {
             for node in list {
                 let before = count_scalars(node);
                 if *number < before {
@@ -54,7 +54,7 @@ fn spoil_scalar(
             }
             false
         }
-        Value::Map(map) => {
+        NodeValue::Map(map) => {
             for node in map.iter_mut().flat_map(|(key, value)| [key, value]) {
                 let before = count_scalars(node);
                 if *number < before {
@@ -68,41 +68,41 @@ fn spoil_scalar(
     }
 }
 
-fn scalar_text(value: &Value) -> Option<String> {
+fn scalar_text(value: &NodeValue) -> Option<String> {
     match value {
-        Value::Text(text) | Value::Number(text) => Some(text.clone()),
-        Value::Boolean(value) => Some(value.to_string()),
+        NodeValue::Text(text) | NodeValue::Number(text) => Some(text.clone()),
+        NodeValue::Boolean(value) => Some(value.to_string()),
         _ => None,
     }
 }
 
 /// Replaces a value by a wrong one if the mistake is possible there.
-type Mistake = Box<dyn Fn(&Value) -> Option<Value>>;
+type Mistake = Box<dyn Fn(&NodeValue) -> Option<NodeValue>>;
 
 /// Returns the kinds of mistakes that hints cover.
 fn mistakes() -> Vec<Mistake> {
     let number = |text: &'static str| -> Mistake {
-        Box::new(move |value| scalar_text(value).map(|_| Value::Number(text.to_owned())))
+        Box::new(move |value| scalar_text(value).map(|_| NodeValue::Number(text.to_owned())))
     };
     vec![
         number("1"),
         number("-1"),
         number("70000"),
         number("1.5"),
-        Box::new(|value| scalar_text(value).map(|_| Value::Boolean(true))),
+        Box::new(|value| scalar_text(value).map(|_| NodeValue::Boolean(true))),
         // Quoted, out of range, misspelled, capitalized.
-        Box::new(|value| scalar_text(value).map(Value::Text)),
-        Box::new(|value| scalar_text(value).map(|_| Value::Text("99999999".to_owned()))),
+        Box::new(|value| scalar_text(value).map(NodeValue::Text)),
+        Box::new(|value| scalar_text(value).map(|_| NodeValue::Text("99999999".to_owned()))),
         Box::new(|value| {
-            scalar_text(value).map(|text| Value::Text(text.chars().skip(1).collect()))
+            scalar_text(value).map(|text| NodeValue::Text(text.chars().skip(1).collect()))
         }),
-        Box::new(|value| scalar_text(value).map(|text| Value::Text(format!("{text}s")))),
-        Box::new(|value| scalar_text(value).map(|text| Value::Text(text.to_uppercase()))),
+        Box::new(|value| scalar_text(value).map(|text| NodeValue::Text(format!("{text}s")))),
+        Box::new(|value| scalar_text(value).map(|text| NodeValue::Text(text.to_uppercase()))),
     ]
 }
 
 /// Returns the problems as reported.
-fn reported_problems(node: &Node) -> Vec<Note> {
+fn reported_problems(node: &DocumentNode) -> Vec<FieldDiagnostic> {
     apply_hints(node, kinds::find_problems(None, node), |node| kinds::find_problems(None, node))
 }
 
@@ -116,9 +116,9 @@ fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
                 if !spoil_scalar(&mut spoiled, &mut number.clone(), &*mistake) {
                     continue;
                 }
-                let notes = reported_problems(&spoiled);
-                for note in &notes {
-                    check_hint(&spoiled, note, &notes, &mut hints);
+                let diagnostics = reported_problems(&spoiled);
+                for diagnostic in &diagnostics {
+                    check_hint(&spoiled, diagnostic, &diagnostics, &mut hints);
                 }
             }
         }
@@ -126,27 +126,38 @@ fn a_hint_that_spells_out_a_replacement_leads_to_its_acceptance() {
     assert!(hints.iter().all(|count| *count > 100), "quote, unquote, other words: {hints:?}");
 }
 
-fn check_hint(document: &Node, note: &Note, all: &[Note], hints: &mut [usize; 3]) {
+fn check_hint(
+    document: &DocumentNode,
+    diagnostic: &FieldDiagnostic,
+    all: &[FieldDiagnostic],
+    hints: &mut [usize; 3],
+) {
     let kinds = [" in quotes", "without quotes or a tag", "did you mean"];
-    let Some(kind) = kinds.iter().position(|words| note.hint.contains(words)) else {
-        assert_eq!(note.replacement, None, "{}", note.hint);
+    let Some(kind) = kinds.iter().position(|words| diagnostic.hint.contains(words)) else {
+        assert_eq!(diagnostic.replacement, None, "{}", diagnostic.hint);
         return;
     };
     hints[kind] += 1;
-    let replacement = note.replacement.as_ref();
-    let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", note.hint));
+    let replacement = diagnostic.replacement.as_ref();
+    let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", diagnostic.hint));
     let mut followed = document.clone();
     // Documents embedded in a text are not changed.
-    if !apply_replacement(&mut followed, &note.field, replacement) {
-        assert!(note.field.starts_with("spec.config."), "{}", note.field);
+    if !apply_replacement(&mut followed, &diagnostic.field, replacement) {
+        assert!(diagnostic.field.starts_with("spec.config."), "{}", diagnostic.field);
         return;
     }
-    let path = path_after(&note.field, replacement);
+    let path = path_after(&diagnostic.field, replacement);
     for other in kinds::find_problems(None, &followed).iter().filter(|other| other.field == path) {
         // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
-        let is_said = note.hint.contains(&other.problem)
-            || all.iter().any(|note| note.field == path && note.problem == other.problem);
-        assert!(is_said, "{}: {}; {} → {}", note.field, note.problem, note.hint, other.problem);
+        let is_said = diagnostic.hint.contains(&other.problem)
+            || all
+                .iter()
+                .any(|diagnostic| diagnostic.field == path && diagnostic.problem == other.problem);
+        assert!(
+            is_said,
+            "{}: {}; {} → {}",
+            diagnostic.field, diagnostic.problem, diagnostic.hint, other.problem
+        );
     }
 }
 
@@ -155,14 +166,15 @@ fn a_number_without_its_unit_is_no_text_that_needs_quotes() {
     let text = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: r}\n\
         spec: {targetRefs: [{kind: Service, name: api}], rules: [{name: a, requests: 5, per: 1}]}\n";
     let document = parse_documents(text).unwrap().remove(0);
-    let notes = reported_problems(&document);
-    let note = notes.iter().find(|note| note.field.ends_with(".per")).unwrap();
-    assert_eq!(note.problem, "1 is not a duration");
-    assert!(note.hint.contains("unit"), "{}", note.hint);
+    let diagnostics = reported_problems(&document);
+    let diagnostic =
+        diagnostics.iter().find(|diagnostic| diagnostic.field.ends_with(".per")).unwrap();
+    assert_eq!(diagnostic.problem, "1 is not a duration");
+    assert!(diagnostic.hint.contains("unit"), "{}", diagnostic.hint);
 }
 
 /// Returns a document of `kind` with this `spec` in flow style.
-fn document_with_spec(kind: &str, spec: &str) -> Node {
+fn document_with_spec(kind: &str, spec: &str) -> DocumentNode {
     let group =
         if kind == "HTTPRoute" { "gateway.networking.k8s.io/v1" } else { "leno.dev/v1alpha1" };
     let text = format!("apiVersion: {group}\nkind: {kind}\nmetadata: {{name: a}}\nspec: {spec}\n");
@@ -200,9 +212,9 @@ fn a_scalar_in_the_place_of_a_map_has_a_map_that_is_accepted() {
             "write a map, such as {name: \"api\"}",
         ),
     ] {
-        let notes = reported_problems(&document);
-        let [note] = &notes[..] else { panic!("{}", notes.len()) };
-        assert_eq!(note.hint, hint, "{}: {}", note.field, note.problem);
+        let diagnostics = reported_problems(&document);
+        let [diagnostic] = &diagnostics[..] else { panic!("{}", diagnostics.len()) };
+        assert_eq!(diagnostic.hint, hint, "{}: {}", diagnostic.field, diagnostic.problem);
     }
 }
 
@@ -213,22 +225,29 @@ fn every_map_in_a_hint_is_accepted() {
     for document in documented_examples() {
         for number in 0..count_scalars(&document) {
             for text in ["api", "/x", "5s"] {
-                let instead = |value: &Value| {
-                    matches!(value, Value::Map(_)).then(|| Value::Text(text.to_owned()))
+                let instead = |value: &NodeValue| {
+                    matches!(value, NodeValue::Map(_)).then(|| NodeValue::Text(text.to_owned()))
                 };
                 let mut spoiled = document.clone();
                 if !spoil_scalar(&mut spoiled, &mut number.clone(), &instead) {
                     continue;
                 }
-                for note in reported_problems(&spoiled) {
-                    assert_ne!(note.replacement.as_ref().map(|_| &note.hint), Some(&note.hint));
-                    let Some((_, map)) = note.hint.split_once("such as {") else { continue };
+                for diagnostic in reported_problems(&spoiled) {
+                    assert_ne!(
+                        diagnostic.replacement.as_ref().map(|_| &diagnostic.hint),
+                        Some(&diagnostic.hint)
+                    );
+                    let Some((_, map)) = diagnostic.hint.split_once("such as {") else { continue };
                     let map = parse_documents(&format!("{{{map}\n")).unwrap().remove(0);
                     let mut followed = spoiled.clone();
-                    assert!(set_value(&mut followed, &note.field, &map), "{}", note.field);
+                    assert!(
+                        set_value(&mut followed, &diagnostic.field, &map),
+                        "{}",
+                        diagnostic.field
+                    );
                     let left = kinds::find_problems(None, &followed);
-                    let left = left.iter().find(|left| left.field.starts_with(&note.field));
-                    assert!(left.is_none(), "{}: {}", note.field, note.hint);
+                    let left = left.iter().find(|left| left.field.starts_with(&diagnostic.field));
+                    assert!(left.is_none(), "{}: {}", diagnostic.field, diagnostic.hint);
                     proposed += 1;
                 }
             }
@@ -238,19 +257,19 @@ fn every_map_in_a_hint_is_accepted() {
 }
 
 /// Sets the value at a path.
-fn set_value(node: &mut Node, path: &str, value: &Node) -> bool {
-    fn set_below(node: &mut Node, here: &str, path: &str, value: &Node) -> bool {
+fn set_value(node: &mut DocumentNode, path: &str, value: &DocumentNode) -> bool {
+    fn set_below(node: &mut DocumentNode, here: &str, path: &str, value: &DocumentNode) -> bool {
         if here == path {
             node.value = value.value.clone();
             return true;
         }
         match &mut node.value {
-            Value::List(list) => {
+            NodeValue::List(list) => {
                 let mut all = list.iter_mut().enumerate();
                 all.any(|(index, node)| set_below(node, &format!("{here}[{index}]"), path, value))
             }
-            Value::Map(map) => map.iter_mut().any(|(key, node)| {
-                let Value::Text(word) = &key.value else { return false };
+            NodeValue::Map(map) => map.iter_mut().any(|(key, node)| {
+                let NodeValue::Text(word) = &key.value else { return false };
                 set_below(node, &crate::field::append_key(here, word), path, value)
             }),
             _ => false,
@@ -280,19 +299,21 @@ fn a_misspelled_key_is_one_rejection() {
         ("CircuitBreaker", format!("{{{TARGET}, limits: {{request: 2}}}}"), "spec.limits.request"),
     ];
     for (kind, spec, field) in cases {
-        let notes = reported_problems(&document_with_spec(kind, &spec));
-        let all: Vec<_> =
-            notes.iter().map(|it| format!("{}: {}; {}", it.field, it.problem, it.hint)).collect();
-        assert_eq!(notes.len(), 1, "{all:?}");
-        assert_eq!(notes[0].field, field, "{all:?}");
-        assert!(notes[0].hint.starts_with("did you mean"), "{all:?}");
+        let diagnostics = reported_problems(&document_with_spec(kind, &spec));
+        let all: Vec<_> = diagnostics
+            .iter()
+            .map(|it| format!("{}: {}; {}", it.field, it.problem, it.hint))
+            .collect();
+        assert_eq!(diagnostics.len(), 1, "{all:?}");
+        assert_eq!(diagnostics[0].field, field, "{all:?}");
+        assert!(diagnostics[0].hint.starts_with("did you mean"), "{all:?}");
     }
-    let notes = reported_problems(&document_with_spec(
+    let diagnostics = reported_problems(&document_with_spec(
         "Hedging",
         "{targetRef: {kind: Service, name: api}, after: 1s}",
     ));
     let hint = "did you mean `targetRefs`? Its value is a map, not a list: write a list, each element after `- `";
-    assert_eq!(notes[0].hint, hint);
+    assert_eq!(diagnostics[0].hint, hint);
     // The misspelled key does not explain an unrelated mistake.
     assert_eq!(
         reported_problems(&document_with_spec(
@@ -331,8 +352,9 @@ fn percentages_are_proposed_in_the_form_of_their_field() {
         (sampling("10"), "did you mean `10%`?"),
         (sampling("'0.5'"), "did you mean `0.5%`?"),
     ] {
-        let notes = reported_problems(&document);
-        let hints: Vec<&str> = notes.iter().map(|note| note.hint.as_str()).collect();
+        let diagnostics = reported_problems(&document);
+        let hints: Vec<&str> =
+            diagnostics.iter().map(|diagnostic| diagnostic.hint.as_str()).collect();
         assert_eq!(hints, [hint]);
     }
 }
@@ -342,7 +364,7 @@ fn words_of_other_systems_lead_to_the_kind_here() {
     for (word, kind) in
         [("PassiveHealthCheck", "OutlierDetection"), ("RateLimitPolicy", "RateLimit")]
     {
-        let notes = reported_problems(&document_with_spec(word, "{}"));
-        assert_eq!(notes[0].hint, format!("did you mean `{kind}`?"));
+        let diagnostics = reported_problems(&document_with_spec(word, "{}"));
+        assert_eq!(diagnostics[0].hint, format!("did you mean `{kind}`?"));
     }
 }

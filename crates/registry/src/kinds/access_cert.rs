@@ -2,11 +2,11 @@
 
 use leno_model::{AccessCert, Name, PolicyName};
 
-use super::Head;
+use super::ObjectMetadata;
 use super::ingress::not_empty;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessCert> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<AccessCert> {
     let fields = spec.read_fields(&["subjectAltNames", "secret"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let subjects = read_subjects(&fields);
@@ -14,7 +14,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessCert> {
     Some(AccessCert { subjects: subjects?, secret: secret?, name })
 }
 
-fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
+fn read_subjects(fields: &MapFields<'_>) -> Option<Vec<Name>> {
     let field = fields.require("subjectAltNames")?;
     let elements = not_empty(field, "name the client, such as batch.corp.example")?;
     let count = elements.len();
@@ -37,7 +37,7 @@ fn read_subjects(fields: &Fields<'_>) -> Option<Vec<Name>> {
 /// rejected.
 fn read_subject(element: &Field<'_>) -> Option<Name> {
     let text = element.read_text()?;
-    let refusal = if text.contains("://") {
+    let rejection = if text.contains("://") {
         ("is a mesh identity, which only members of the mesh have", JOIN)
     } else if text.contains('*') {
         ("matches more than one client", "write a separate AccessCert for each client")
@@ -46,7 +46,7 @@ fn read_subject(element: &Field<'_>) -> Option<Name> {
     } else {
         return Name::new(text).ok();
     };
-    element.reject(format!("{} {}", element.quoted_value(), refusal.0), refusal.1);
+    element.reject(format!("{} {}", element.quoted_value(), rejection.0), rejection.1);
     None
 }
 

@@ -5,14 +5,14 @@ use leno_model::{
     PolicyRule, PortSet, RequestMatch,
 };
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::{read_headers, read_path, read_path_with};
 use super::jwt_validation::read_compared_text;
 use super::literal_path::decoded_path;
 use super::smi::read_methods;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<AccessPolicy> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<AccessPolicy> {
     let fields = spec.read_fields(&["serviceAccounts", "deny", "allow"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let accounts = match fields.find("serviceAccounts") {
@@ -71,7 +71,7 @@ fn read_rule(
 }
 
 /// Reads `NAME: [VALUE, …]`: each claim must have one of its values.
-fn read_claims(fields: &Fields<'_>) -> Option<Vec<ClaimMatch>> {
+fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
     let Some(field) = fields.find("claims") else { return Some(Vec::new()) };
     let entries = field.read_entries()?;
     if entries.is_empty() {
@@ -92,7 +92,7 @@ fn read_claims(fields: &Fields<'_>) -> Option<Vec<ClaimMatch>> {
 
 /// Reads each element of a list with `read`; the list may be absent, but not empty.
 pub(super) fn read_elements<'a, T>(
-    fields: &Fields<'a>,
+    fields: &MapFields<'a>,
     key: &str,
     otherwise: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,

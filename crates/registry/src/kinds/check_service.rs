@@ -6,11 +6,11 @@ use leno_model::{CheckService, CheckServiceAddress, FailureMode, Name, Server, S
 
 use super::request_test::only_one;
 use super::service_policy::time_or;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// Reads the fields `service` or `url`, `timeout` and `failureMode`.
 pub(super) fn read(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     namespace: &Name,
     timeout: Duration,
     failure_mode: FailureMode,
@@ -42,10 +42,10 @@ fn read_service(field: &Field<'_>, own: &Name) -> Option<CheckServiceAddress> {
 
 fn read_outside_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     match Server::parse(field.read_text()?) {
-        Ok(server) => Some(CheckServiceAddress::Outside(server)),
-        Err(why) => {
+        Ok(server) => Some(CheckServiceAddress::External(server)),
+        Err(reason) => {
             field.reject(
-                format!("{} is not a valid server: {why}", field.shown_url()),
+                format!("{} is not a valid server: {reason}", field.shown_url()),
                 "correct it, as in `http://127.0.0.1:9000`",
             );
             None

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use leno_model::{CircuitBreaker, CircuitLimits, Name, PolicyScope, Slow, TooMany, Trip};
+use leno_model::{
+    CircuitBreaker, CircuitLimits, FailureThreshold, Name, PolicyScope, SlowRequests,
+    TripConditions,
+};
 
 use super::outlier_detection::read_failure_classes;
 use super::response;
@@ -49,7 +52,7 @@ fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
     })
 }
 
-fn read_trip(field: &Field<'_>) -> Option<Trip> {
+fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
     let fields = field.read_fields(&[
         "failures",
         "grpcStatuses",
@@ -67,13 +70,15 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
         None => None,
     };
     let consecutive_failures = read_limit(&fields, "consecutiveFailures", 1)?;
-    let share =
-        |percent: u8| TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
+    let share = |percent: u8| FailureThreshold {
+        share_ppm: Some(u32::from(percent) * 10_000),
+        number: None,
+    };
     let failed = match fields.find("percent") {
-        None if slow.is_some() || consecutive_failures.is_some() => TooMany::default(),
+        None if slow.is_some() || consecutive_failures.is_some() => FailureThreshold::default(),
         _ => share(percent_or(&fields, "percent", 1, 50)?),
     };
-    Some(Trip {
+    Some(TripConditions {
         failures: read_failure_classes(&fields)?,
         window: time_or(&fields, "window", WINDOW_MIN, TIME_MAX, Duration::from_secs(10))?,
         buckets: u8::try_from(number_or(&fields, "buckets", 1, 60, 10)?).ok()?,
@@ -92,12 +97,12 @@ fn read_trip(field: &Field<'_>) -> Option<Trip> {
     })
 }
 
-fn read_slow(field: &Field<'_>) -> Option<Slow> {
+fn read_slow(field: &Field<'_>) -> Option<SlowRequests> {
     let fields = field.read_fields(&["threshold", "percent"])?;
     let threshold = fields.require("threshold").and_then(slow_threshold);
     let percent = percent_or(&fields, "percent", 1, 50)?;
-    let too_many = TooMany { share_ppm: Some(u32::from(percent) * 10_000), number: None };
-    Some(Slow { threshold: threshold?, too_many })
+    let too_many = FailureThreshold { share_ppm: Some(u32::from(percent) * 10_000), number: None };
+    Some(SlowRequests { threshold: threshold?, too_many })
 }
 
 /// Reads the connect timeout.

@@ -1,8 +1,8 @@
 //! Reader of the `cors` filter.
 
-use leno_model::{AnyOf, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
+use leno_model::{AllowedWords, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     let fields = config.read_fields(&[
@@ -52,20 +52,20 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
 
 /// Reads a list of words, or a single `*`.
 fn read_words(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     key: &str,
     word: impl Fn(&Field<'_>) -> Option<String>,
-) -> Option<AnyOf> {
-    let Some(field) = fields.find(key) else { return Some(AnyOf::default()) };
+) -> Option<AllowedWords> {
+    let Some(field) = fields.find(key) else { return Some(AllowedWords::default()) };
     let elements = field.read_list(WORDS_MAX)?;
     let is_any = |element: &Field<'_>| element.read_literal().as_deref() == Some("*");
     if elements.iter().any(is_any) {
         if elements.len() > 1 {
             field.reject("has other values in addition to `*`", "use only `*`, or list all values");
         }
-        return Some(AnyOf::Any);
+        return Some(AllowedWords::Any);
     }
-    Some(AnyOf::Only(elements.iter().filter_map(word).collect()))
+    Some(AllowedWords::Only(elements.iter().filter_map(word).collect()))
 }
 
 fn read_header(field: &Field<'_>) -> Option<String> {

@@ -5,10 +5,10 @@ use leno_model::{
 };
 
 use super::ingress::{LIST_MAX, not_empty, read_groups};
-use super::{Head, tls_route};
-use crate::field::{Field, Fields};
+use super::{ObjectMetadata, tls_route};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<EgressPolicy> {
     let fields = spec.read_fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let sources = read_unique(&fields, "sources", "list the allowed accounts", read_source);
@@ -29,7 +29,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<EgressPolicy> {
 }
 
 /// Rejects fields that have no effect in combination with the others.
-fn reject_ineffective(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPolicy) {
+fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressPolicy) {
     let matched_by =
         |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
     let is_named = matched_by(MatchedBy::Http) || matched_by(MatchedBy::ServerName);
@@ -65,7 +65,7 @@ fn reject_ineffective(spec: &Field<'_>, fields: &Fields<'_>, policy: &EgressPoli
 
 /// Reads a non-empty list without duplicates.
 pub(super) fn read_unique<'a, T: PartialEq>(
-    fields: &Fields<'a>,
+    fields: &MapFields<'a>,
     key: &str,
     hint: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
@@ -74,7 +74,7 @@ pub(super) fn read_unique<'a, T: PartialEq>(
 }
 
 fn if_any<'a, T: PartialEq>(
-    fields: &Fields<'a>,
+    fields: &MapFields<'a>,
     key: &str,
     read: impl Fn(&Field<'a>) -> Option<T>,
 ) -> Option<Vec<T>> {

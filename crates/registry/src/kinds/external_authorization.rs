@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use leno_model::{Authorization, FailureMode, LongerBody, Name, PolicyScope, ShownBody};
+use leno_model::{Authorization, BodyExcerpt, FailureMode, LongBodyAction, Name, PolicyScope};
 
 use super::access_policy::read_elements;
 use super::check_service;
 use super::http_route::{header_name, read_match};
 use super::service_policy::read_targets;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Authorization)> {
     let fields = spec.read_fields(&[
@@ -47,7 +47,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
 }
 
 /// Reads the headers to send; an empty list sends none.
-fn read_headers(fields: &Fields<'_>) -> Option<Option<Vec<String>>> {
+fn read_headers(fields: &MapFields<'_>) -> Option<Option<Vec<String>>> {
     let Some(field) = fields.find("headers") else { return Some(None) };
     let mut names: Vec<String> = Vec::new();
     for element in field.read_list(HEADERS_MAX)? {
@@ -60,9 +60,9 @@ fn read_headers(fields: &Fields<'_>) -> Option<Option<Vec<String>>> {
     Some(Some(names))
 }
 
-fn read_context(fields: &Fields<'_>) -> Option<Vec<(String, String)>> {
+fn read_context(fields: &MapFields<'_>) -> Option<Vec<(String, String)>> {
     let Some(field) = fields.find("contextExtensions") else { return Some(Vec::new()) };
-    let Value::Map(map) = field.value() else {
+    let NodeValue::Map(map) = field.value() else {
         field.reject(format!("is {}, not a map", field.quoted_value()), "write `NAME: TEXT`");
         return None;
     };
@@ -76,16 +76,16 @@ fn read_context(fields: &Fields<'_>) -> Option<Vec<(String, String)>> {
     Some(field.read_text_map().into_iter().collect())
 }
 
-fn read_sent_body(field: &Field<'_>) -> Option<ShownBody> {
+fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
     let flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
     let bytes_max = match fields.find("maxRequestBytes") {
-        Some(field) => field.read_number(1, ShownBody::BYTES_MAX),
-        None => Some(ShownBody::BYTES_DEFAULT),
+        Some(field) => field.read_number(1, BodyExcerpt::BYTES_MAX),
+        None => Some(BodyExcerpt::BYTES_DEFAULT),
     };
     let (is_begun, pack_as_bytes) = (flag("allowPartialMessage"), flag("packAsBytes"));
-    let longer = if is_begun? { LongerBody::Begun } else { LongerBody::Refused };
-    Some(ShownBody { bytes_max: bytes_max?, longer, pack_as_bytes: pack_as_bytes? })
+    let longer = if is_begun? { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
+    Some(BodyExcerpt { bytes_max: bytes_max?, long_body: longer, pack_as_bytes: pack_as_bytes? })
 }
 
 /// Envoy's default.

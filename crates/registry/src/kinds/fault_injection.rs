@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use leno_model::{Abort, Delay, FaultRule, FixedResponse, Name, PolicyScope};
+use leno_model::{FaultAbort, FaultDelay, FaultRule, FixedResponse, Name, PolicyScope};
 
 use super::access_policy::{read_elements, read_peer};
 use super::http_route::read_match;
 use super::outlier_detection::GRPC;
 use super::response::{read_body, read_headers};
 use super::service_policy::{read_duration_within, read_targets};
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Vec<FaultRule>)> {
@@ -25,7 +25,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, V
         }
         rules.push(rule);
     }
-    if matches!(field.value(), Value::List(list) if list.is_empty()) {
+    if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
         field.reject("is empty", "add a rule, or remove the policy");
     }
     Some((scope?, rules))
@@ -57,18 +57,18 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Faul
     Some(FaultRule { name, requests: requests?, peers: peers?, delay, abort })
 }
 
-fn read_delay(field: &Field<'_>) -> Option<Delay> {
+fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
     let example = vec![("fixedDelay", Some("100ms"))];
     let fields =
         field.fields_such_as(&["fixedDelay", "percent"], &[vec![("fixedDelay", None)], example])?;
     let least = Duration::from_millis(1);
     let time = fields
         .require("fixedDelay")
-        .and_then(|it| read_duration_within(it, least, Delay::TIME_MAX));
-    Some(Delay { share_ppm: read_percent(&fields)?, time: time? })
+        .and_then(|it| read_duration_within(it, least, FaultDelay::TIME_MAX));
+    Some(FaultDelay { share_ppm: read_percent(&fields)?, time: time? })
 }
 
-fn read_abort(field: &Field<'_>) -> Option<Abort> {
+fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
     let fields = field.read_fields(&["httpStatus", "grpcStatus", "body", "headers", "percent"])?;
     let status = match fields.find("httpStatus") {
         Some(field) => {
@@ -93,21 +93,21 @@ fn read_abort(field: &Field<'_>) -> Option<Abort> {
         body: read_body(&fields, "body")?,
         headers: read_headers(&fields, "headers"),
     };
-    Some(Abort { share_ppm: read_percent(&fields)?, response, grpc })
+    Some(FaultAbort { share_ppm: read_percent(&fields)?, response, grpc })
 }
 
 /// Reads `percent` of the requests, with up to four decimals; 100 % if absent.
-pub(super) fn read_percent(fields: &Fields<'_>) -> Option<u32> {
+pub(super) fn read_percent(fields: &MapFields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
     let share = |text: &str| ten_thousandths(text).filter(|share| *share > 0);
     let problem = format!("{} is not a percentage", field.quoted_value());
     match field.value() {
-        Value::Number(text) => {
+        NodeValue::Number(text) => {
             if let Some(share) = share(text) {
                 return Some(share);
             }
         }
-        Value::Text(text) => {
+        NodeValue::Text(text) => {
             let number = text.trim_end_matches('%').trim_end();
             if share(number).is_some() {
                 let hint = format!("write {number}, without quotes or a tag");

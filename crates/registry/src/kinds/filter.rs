@@ -9,19 +9,19 @@ use leno_model::{
 
 use super::literal_path::literal_path;
 use super::{cors, mirror};
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// The route family of a filter: gRPC routes have no redirect, rewrite or CORS filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum RouteFamily {
     Http,
     Grpc,
 }
 
 /// Reads `filters` into the actions of a rule. The matches determine whether a prefix can be replaced.
 pub(super) fn read(
-    rule: &Fields<'_>,
-    family: Family,
+    rule: &MapFields<'_>,
+    family: RouteFamily,
     namespace: &Name,
     matches: &[RequestMatch],
     actions: &mut RuleActions,
@@ -68,8 +68,8 @@ pub(super) fn read(
 
 /// Reads `filters` of a backend in a rule with these matches.
 pub(super) fn read_of_backend(
-    backend: &Fields<'_>,
-    family: Family,
+    backend: &MapFields<'_>,
+    family: RouteFamily,
     matches: &[RequestMatch],
 ) -> Option<Box<BackendEdits>> {
     let mut edits = BackendEdits::default();
@@ -124,9 +124,9 @@ impl FilterKind {
         }
     }
 
-    const fn of_rules(family: Family) -> &'static [Self] {
+    const fn of_rules(family: RouteFamily) -> &'static [Self] {
         match family {
-            Family::Http => &[
+            RouteFamily::Http => &[
                 Self::RequestHeaders,
                 Self::ResponseHeaders,
                 Self::Redirect,
@@ -134,14 +134,14 @@ impl FilterKind {
                 Self::Mirror,
                 Self::Cors,
             ],
-            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Mirror],
+            RouteFamily::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Mirror],
         }
     }
 
-    const fn of_backends(family: Family) -> &'static [Self] {
+    const fn of_backends(family: RouteFamily) -> &'static [Self] {
         match family {
-            Family::Http => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Rewrite],
-            Family::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
+            RouteFamily::Http => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Rewrite],
+            RouteFamily::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
         }
     }
 }

@@ -3,8 +3,8 @@
 use leno_model::{HostPattern, RouteName, RouteRule, TcpRule, TlsRule};
 
 use super::tls_route::{read_hostnames, read_patterns};
-use super::{Head, Kind, gateway_tcp_route, grpc_route, http_route, tls_route};
-use crate::field::{Field, Fields};
+use super::{DocumentKind, ObjectMetadata, gateway_tcp_route, grpc_route, http_route, tls_route};
+use crate::field::{Field, MapFields};
 
 /// A Gateway API route of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,22 +26,26 @@ pub enum GatewayRules {
     Connections(TcpRule),
 }
 
-pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRoute> {
+pub(super) fn read(
+    kind: DocumentKind,
+    head: ObjectMetadata,
+    spec: &Field<'_>,
+) -> Option<GatewayRoute> {
     let name = RouteName { namespace: head.namespace, name: head.name };
     match kind {
-        Kind::HttpRoute => {
+        DocumentKind::HttpRoute => {
             let fields = spec.read_fields(WITH_HOSTNAMES)?;
             let hostnames = read_route_hostnames(&fields);
             let rules = http_route::read_rules(spec, &fields, &name);
             Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
         }
-        Kind::GrpcRoute => {
+        DocumentKind::GrpcRoute => {
             let fields = spec.read_fields(WITH_HOSTNAMES)?;
             let hostnames = read_route_hostnames(&fields);
             let rules = grpc_route::read_rules(&fields, &name);
             Some(GatewayRoute { hostnames: hostnames?, rules: GatewayRules::Requests(rules) })
         }
-        Kind::TlsRoute => {
+        DocumentKind::TlsRoute => {
             let fields = spec.read_fields(WITH_HOSTNAMES)?;
             let hostnames = read_hostnames(&fields);
             let backends = tls_route::read_backends(&fields, &name);
@@ -54,7 +58,7 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
             };
             Some(GatewayRoute { hostnames, rules: GatewayRules::Sessions(rule) })
         }
-        Kind::GatewayTcpRoute => {
+        DocumentKind::GatewayTcpRoute => {
             let fields = spec.read_fields(&["parentRefs", "rules"])?;
             let rule = gateway_tcp_route::read_rule(&fields, name)?;
             Some(GatewayRoute { hostnames: Vec::new(), rules: GatewayRules::Connections(rule) })
@@ -66,7 +70,7 @@ pub(super) fn read(kind: Kind, head: Head, spec: &Field<'_>) -> Option<GatewayRo
     }
 }
 
-fn read_route_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
+fn read_route_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
     fields.find("hostnames").map_or(Some(Vec::new()), read_patterns)
 }
 

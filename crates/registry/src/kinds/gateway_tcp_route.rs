@@ -2,11 +2,11 @@
 
 use leno_model::{GatewayTcpRoute, RouteKind, RouteName, TcpRule};
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
     let fields = spec.read_fields(&["parentRefs", "rules"])?;
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
@@ -15,7 +15,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
 }
 
 /// Reads its only rule.
-pub(super) fn read_rule(fields: &Fields<'_>, route: RouteName) -> Option<TcpRule> {
+pub(super) fn read_rule(fields: &MapFields<'_>, route: RouteName) -> Option<TcpRule> {
     let rules = fields.require("rules")?;
     let [rule] = &rules.read_list(RULES_MAX)?[..] else {
         rules.reject("is empty", "add a rule with `backendRefs`");

@@ -7,14 +7,14 @@ use leno_model::{
     HttpRoute, PathMatch, RequestMatch, RouteKind, RouteName, RouteRule, RuleActions,
 };
 
-use super::filter::{self, Family};
+use super::filter::{self, RouteFamily};
 use super::http_route::{
     MATCHES_MAX, RULES_MAX, read_backends, read_headers, read_parents, warn_of_hostnames,
 };
-use super::{Head, persistence};
-use crate::field::{Field, Fields};
+use super::{ObjectMetadata, persistence};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     warn_of_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
@@ -27,7 +27,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc, created: 0 })
 }
 
-pub(super) fn read_rules(fields: &Fields<'_>, name: &RouteName) -> Vec<RouteRule> {
+pub(super) fn read_rules(fields: &MapFields<'_>, name: &RouteName) -> Vec<RouteRule> {
     let rules = fields.read_each("rules", RULES_MAX, |rule| read_rule(rule, name));
     persistence::refuse_shared(fields, &rules);
     rules
@@ -41,7 +41,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    let whose = (Family::Grpc, &route.namespace);
+    let whose = (RouteFamily::Grpc, &route.namespace);
     filter::read(&fields, whose.0, whose.1, &matches, &mut actions);
     actions.persistence = persistence::read(&fields);
     let backends = read_backends(rule, &fields, whose, &matches, &actions);
@@ -96,7 +96,7 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
 }
 
 /// Returns a field that is not empty.
-fn non_empty_field<'a, 'f>(fields: &'f Fields<'a>, key: &str) -> Option<&'f Field<'a>> {
+fn non_empty_field<'a, 'f>(fields: &'f MapFields<'a>, key: &str) -> Option<&'f Field<'a>> {
     fields.find(key).filter(|field| field.quoted_value() != "\"\"")
 }
 

@@ -3,7 +3,7 @@
 use leno_model::{HedgeRule, Name, PolicyScope};
 
 use super::service_policy::{read_duration_within, read_targets};
-use crate::document::Value;
+use crate::document::NodeValue;
 use crate::field::Field;
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, HedgeRule)> {
@@ -26,7 +26,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, H
     once.sort_unstable();
     once.dedup();
     if let Some(field) = fields.find("methods") {
-        if matches!(field.value(), Value::List(list) if list.is_empty()) {
+        if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
             field.reject("is empty", "name a method, or remove it");
         } else if once.len() < methods.len() {
             field.reject("names a method twice", "remove one of the two");

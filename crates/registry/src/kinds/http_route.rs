@@ -10,13 +10,13 @@ use leno_model::{
     RouteParent, RouteRule, RuleActions, ServiceName, ValueMatch, WeightedBackend,
 };
 
-use super::filter::{self, Family};
+use super::filter::{self, RouteFamily};
 use super::literal_path::literal_path;
-use super::{Head, persistence, refuse_other_kinds};
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use super::{ObjectMetadata, persistence, refuse_other_kinds};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     warn_of_hostnames(&fields);
     let name = RouteName { namespace: head.namespace, name: head.name };
@@ -28,7 +28,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<HttpRoute> {
 /// Reads the rules; at least one is required.
 pub(super) fn read_rules(
     spec: &Field<'_>,
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     name: &RouteName,
 ) -> Vec<RouteRule> {
     let mut rules = fields.read_each("rules", RULES_MAX, |rule| read_rule(rule, name));
@@ -52,10 +52,10 @@ pub(super) fn read_rules(
 }
 
 /// By the API, host names have no effect on routes of services; the route may also be attached to a gateway.
-pub(super) fn warn_of_hostnames(fields: &Fields<'_>) {
+pub(super) fn warn_of_hostnames(fields: &MapFields<'_>) {
     let given = fields
         .find("hostnames")
-        .filter(|field| !matches!(field.value(), Value::List(names) if names.is_empty()));
+        .filter(|field| !matches!(field.value(), NodeValue::List(names) if names.is_empty()));
     if let Some(field) = given {
         field.warn(
             "is ignored: a route of a service applies to all its host names",
@@ -64,7 +64,7 @@ pub(super) fn warn_of_hostnames(fields: &Fields<'_>) {
     }
 }
 
-pub(super) fn read_parents(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
+pub(super) fn read_parents(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
     let field = fields.require("parentRefs")?;
     let elements = field.read_list(PARENTS_MAX)?;
     if elements.is_empty() {
@@ -111,7 +111,7 @@ fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
 }
 
 /// Reads a service reference by `name` and `namespace`; the namespace defaults to the route's.
-pub(super) fn read_service(fields: &Fields<'_>, own: &Name) -> Option<ServiceName> {
+pub(super) fn read_service(fields: &MapFields<'_>, own: &Name) -> Option<ServiceName> {
     let name = fields.require("name").and_then(Field::read_label);
     let namespace = match fields.find("namespace") {
         Some(field) => field.read_label(),
@@ -135,7 +135,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    let whose = (Family::Http, &route.namespace);
+    let whose = (RouteFamily::Http, &route.namespace);
     filter::read(&fields, whose.0, whose.1, &matches, &mut actions);
     let (request_timeout, attempt_timeout) = read_timeouts(&fields);
     actions.attempt_timeout = attempt_timeout;
@@ -155,8 +155,8 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
 /// Reads the backends. A rule without backends is a warning, unless it redirects.
 pub(super) fn read_backends(
     rule: &Field<'_>,
-    fields: &Fields<'_>,
-    whose: (Family, &Name),
+    fields: &MapFields<'_>,
+    whose: (RouteFamily, &Name),
     matches: &[RequestMatch],
     actions: &RuleActions,
 ) -> Vec<WeightedBackend> {
@@ -191,7 +191,7 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 }
 
 /// Reads the header matches.
-pub(super) fn read_headers(fields: &Fields<'_>) -> Vec<FieldMatch> {
+pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
     let headers = fields.read_each("headers", FIELDS_MAX, |field| {
         let mut header = read_field_match(field)?;
         header.name = header_name(field, &header.name)?;
@@ -214,31 +214,31 @@ pub(super) fn read_path_with(
     let fields = path.fields_such_as(&["type", "value"], &[example])?;
     let kind = match fields.find("type") {
         Some(field) => field.read_choice(&[
-            ("Exact", PathKind::Exact),
-            ("PathPrefix", PathKind::Prefix),
-            ("RegularExpression", PathKind::Regex),
+            ("Exact", PathMatchType::Exact),
+            ("PathPrefix", PathMatchType::Prefix),
+            ("RegularExpression", PathMatchType::Regex),
         ])?,
-        None => PathKind::Prefix,
+        None => PathMatchType::Prefix,
     };
     let Some(value) = fields.find("value") else {
         return match kind {
-            PathKind::Exact => Some(PathMatch::Exact("/".to_owned())),
-            PathKind::Prefix => Some(PathMatch::Any),
-            PathKind::Regex => {
+            PathMatchType::Exact => Some(PathMatch::Exact("/".to_owned())),
+            PathMatchType::Prefix => Some(PathMatch::Any),
+            PathMatchType::Regex => {
                 fields.require("value")?;
                 None
             }
         };
     };
     match kind {
-        PathKind::Exact => literal(value).map(PathMatch::Exact),
-        PathKind::Prefix => literal(value).map(normalize_prefix),
-        PathKind::Regex => value.read_regex().map(PathMatch::Regex),
+        PathMatchType::Exact => literal(value).map(PathMatch::Exact),
+        PathMatchType::Prefix => literal(value).map(normalize_prefix),
+        PathMatchType::Regex => value.read_regex().map(PathMatch::Regex),
     }
 }
 
 #[derive(Clone, Copy)]
-enum PathKind {
+enum PathMatchType {
     Exact,
     Prefix,
     Regex,
@@ -292,7 +292,7 @@ pub(super) fn header_name(field: &Field<'_>, name: &str) -> Option<String> {
     }
 }
 
-fn refuse_repeated(fields: &Fields<'_>, key: &str, list: &[FieldMatch]) {
+fn refuse_repeated(fields: &MapFields<'_>, key: &str, list: &[FieldMatch]) {
     let repeated = |(index, one): (usize, &FieldMatch)| {
         let before = list.iter().take(index);
         before.map(|other| &other.name).any(|name| *name == one.name)
@@ -316,7 +316,7 @@ pub(super) fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<Weig
 /// Reads a backend of requests, with its filters.
 fn read_edited_backend(
     element: &Field<'_>,
-    family: Family,
+    family: RouteFamily,
     namespace: &Name,
     matches: &[RequestMatch],
 ) -> Option<WeightedBackend> {
@@ -333,7 +333,7 @@ fn read_edited_backend(
     Some(WeightedBackend { edits, ..read_weighted(&fields, namespace)? })
 }
 
-fn read_weighted(fields: &Fields<'_>, namespace: &Name) -> Option<WeightedBackend> {
+fn read_weighted(fields: &MapFields<'_>, namespace: &Name) -> Option<WeightedBackend> {
     refuse_other_kinds(fields, false);
     let service = read_service(fields, namespace);
     let port = fields.require("port").and_then(Field::read_port);
@@ -345,7 +345,7 @@ fn read_weighted(fields: &Fields<'_>, namespace: &Name) -> Option<WeightedBacken
 }
 
 /// Reads the timeouts of the whole request and of one attempt.
-fn read_timeouts(rule: &Fields<'_>) -> (Option<Duration>, Option<Duration>) {
+fn read_timeouts(rule: &MapFields<'_>) -> (Option<Duration>, Option<Duration>) {
     let Some(fields) =
         rule.find("timeouts").and_then(|field| field.read_fields(&["request", "backendRequest"]))
     else {

@@ -1,14 +1,18 @@
 //! Reader of the `IngressBackend` and `AccessControl` kinds of OSM, osm-edge and FSM.
 
 use leno_model::{
-    Entry, IngressBackend, IngressKind, IngressName, IngressPolicy, IngressSource, IpRange, Name,
-    Proof, RouteGroupName, ServiceName,
+    ClientCertificateMode, IngressBackend, IngressKind, IngressName, IngressPolicy,
+    IngressProtocol, IngressSource, IpRange, Name, RouteGroupName, ServiceName,
 };
 
-use super::Head;
-use crate::field::{Field, Fields};
+use super::ObjectMetadata;
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(kind: IngressKind, head: Head, spec: &Field<'_>) -> Option<IngressPolicy> {
+pub(super) fn read(
+    kind: IngressKind,
+    head: ObjectMetadata,
+    spec: &Field<'_>,
+) -> Option<IngressPolicy> {
     let fields = spec.read_fields(&["backends", "sources", "matches"])?;
     let name = IngressName { namespace: head.namespace, kind, name: head.name };
     let backends = read_backends(kind, &fields);
@@ -16,7 +20,7 @@ pub(super) fn read(kind: IngressKind, head: Head, spec: &Field<'_>) -> Option<In
     let groups = read_groups(&fields, &name.namespace);
     let (backends, sources) = (backends?, sources?);
     for (element, backend) in &backends {
-        check_sources(element, &backend.entry, &sources);
+        check_sources(element, &backend.protocol, &sources);
     }
     let backends = backends.into_iter().map(|(_, backend)| backend).collect();
     Some(IngressPolicy { name, backends, sources, groups: groups?, created: 0 })
@@ -24,7 +28,7 @@ pub(super) fn read(kind: IngressKind, head: Head, spec: &Field<'_>) -> Option<In
 
 fn read_backends<'a>(
     kind: IngressKind,
-    fields: &Fields<'a>,
+    fields: &MapFields<'a>,
 ) -> Option<Vec<(Field<'a>, IngressBackend)>> {
     if kind == IngressKind::AccessControl && fields.find("backends").is_none() {
         fields.map_field().reject(
@@ -58,23 +62,24 @@ fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend
         IngressKind::AccessControl => protocol.read_choice(WORDS),
     };
     let entry = with_tls(&fields, entry?);
-    Some(IngressBackend { service: service?, port: port?, entry: entry? })
+    Some(IngressBackend { service: service?, port: port?, protocol: entry? })
 }
 
 /// Adds the `tls` settings, which apply only to HTTPS. With other protocols, only default values are accepted.
-fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
-    let (mut proof, mut server_names) = (Proof::Required, Vec::new());
+fn with_tls(fields: &MapFields<'_>, entry: IngressProtocol) -> Option<IngressProtocol> {
+    let (mut proof, mut server_names) = (ClientCertificateMode::Required, Vec::new());
     if let Some(field) = fields.find("tls") {
         let tls = field.read_fields(&["skipClientCertValidation", "sniHosts"])?;
         if let Some(skip) = tls.find("skipClientCertValidation")
             && skip.read_flag()?
         {
-            proof = Proof::Skipped;
+            proof = ClientCertificateMode::Skipped;
         }
         if let Some(field) = tls.find("sniHosts") {
             server_names = field.read_each(LIST_MAX, |name| Some(name.read_name()?.to_string()));
         }
-        if entry.is_clear() && (proof == Proof::Skipped || !server_names.is_empty()) {
+        if entry.is_clear() && (proof == ClientCertificateMode::Skipped || !server_names.is_empty())
+        {
             field.reject(
                 "has TLS settings, but the port is opened without TLS",
                 "remove it, or use `protocol: https`",
@@ -83,36 +88,51 @@ fn with_tls(fields: &Fields<'_>, entry: Entry) -> Option<Entry> {
         }
     }
     match entry {
-        Entry::Https { .. } => Some(Entry::Https { proof, server_names }),
-        Entry::Http | Entry::Grpc | Entry::Tcp => Some(entry),
+        IngressProtocol::Https { .. } => {
+            Some(IngressProtocol::Https { client_certificate: proof, server_names })
+        }
+        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp => Some(entry),
     }
 }
 
 /// Rejects a port that no client can use, and sources that the port's protocol cannot verify.
-fn check_sources(element: &Field<'_>, entry: &Entry, sources: &[IngressSource]) {
+fn check_sources(element: &Field<'_>, entry: &IngressProtocol, sources: &[IngressSource]) {
     let is_place =
         |it: &&IngressSource| matches!(it, IngressSource::Service(_) | IngressSource::Range(_));
     let names_somebody = sources.iter().any(|it| !is_place(&it));
     let names_places = sources.iter().any(|it| is_place(&it));
     match entry {
-        Entry::Http | Entry::Grpc | Entry::Tcp if !names_places => element.reject(
-            "allows no client: clients without TLS are identified by address only",
-            "add a source of the kind Service or IPRange, or use `protocol: https`",
-        ),
-        Entry::Https { proof: Proof::Required, .. } if !names_somebody => element.reject(
-            "requires client certificates, but no source names a principal",
-            "add a source of the kind AuthenticatedPrincipal, or set \
+        IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp if !names_places => {
+            element.reject(
+                "allows no client: clients without TLS are identified by address only",
+                "add a source of the kind Service or IPRange, or use `protocol: https`",
+            )
+        }
+        IngressProtocol::Https { client_certificate: ClientCertificateMode::Required, .. }
+            if !names_somebody =>
+        {
+            element.reject(
+                "requires client certificates, but no source names a principal",
+                "add a source of the kind AuthenticatedPrincipal, or set \
              `tls.skipClientCertValidation` to true",
-        ),
-        Entry::Https { proof: Proof::Skipped, .. } if names_somebody => element.reject(
-            "skips validation of client certificates, but a source requires it",
-            "remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`",
-        ),
-        Entry::Http | Entry::Grpc | Entry::Tcp | Entry::Https { .. } => {}
+            )
+        }
+        IngressProtocol::Https { client_certificate: ClientCertificateMode::Skipped, .. }
+            if names_somebody =>
+        {
+            element.reject(
+                "skips validation of client certificates, but a source requires it",
+                "remove the AuthenticatedPrincipal, or `tls.skipClientCertValidation`",
+            )
+        }
+        IngressProtocol::Http
+        | IngressProtocol::Grpc
+        | IngressProtocol::Tcp
+        | IngressProtocol::Https { .. } => {}
     }
 }
 
-fn read_sources(fields: &Fields<'_>) -> Option<Vec<IngressSource>> {
+fn read_sources(fields: &MapFields<'_>) -> Option<Vec<IngressSource>> {
     let field = fields.require("sources")?;
     let mut sources = Vec::new();
     let elements = not_empty(field, "list the allowed clients")?;
@@ -172,7 +192,7 @@ fn parse_principal(text: &str) -> Option<IngressSource> {
 }
 
 /// Reads the HTTP route groups in `matches`; empty if the field is absent.
-pub(super) fn read_groups(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<RouteGroupName>> {
+pub(super) fn read_groups(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<RouteGroupName>> {
     let Some(field) = fields.find("matches") else { return Some(Vec::new()) };
     let mut groups = Vec::new();
     for element in not_empty(field, "name an HTTPRouteGroup, or omit it to allow all requests")? {
@@ -214,11 +234,17 @@ pub(super) fn not_empty<'a>(field: &Field<'a>, hint: &str) -> Option<Vec<Field<'
 }
 
 /// Protocols of an `IngressBackend` first.
-const WORDS: &[(&str, Entry)] = &[
-    ("http", Entry::Http),
-    ("https", Entry::Https { proof: Proof::Required, server_names: Vec::new() }),
-    ("grpc", Entry::Grpc),
-    ("tcp", Entry::Tcp),
+const WORDS: &[(&str, IngressProtocol)] = &[
+    ("http", IngressProtocol::Http),
+    (
+        "https",
+        IngressProtocol::Https {
+            client_certificate: ClientCertificateMode::Required,
+            server_names: Vec::new(),
+        },
+    ),
+    ("grpc", IngressProtocol::Grpc),
+    ("tcp", IngressProtocol::Tcp),
 ];
 /// The label of workloads in their node's network: other processes share their addresses.
 pub const NODE_NETWORK_LABEL: &str = "leno.dev/node-network";

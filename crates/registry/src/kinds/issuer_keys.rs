@@ -8,7 +8,7 @@ use leno_model::{AddressClass, InvalidEndpoint, IssuerKeys, KeyServer, KeySource
 
 use super::request_test::only_one;
 use super::service_policy::time_or;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// Reads one of `inline`, `file`, and `url` with `refreshInterval`.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
@@ -92,7 +92,7 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     }
 }
 
-fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
+fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
     let refresh_interval = time_or(
         fields,
         "refreshInterval",
@@ -120,9 +120,9 @@ fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
             }
             Some(server)
         }
-        Err(why) => {
+        Err(reason) => {
             let text = field.read_text().unwrap_or_default();
-            let hint = match (&why, path_of(text)) {
+            let hint = match (&reason, path_of(text)) {
                 (_, Some(path)) => format!("write its path as `file`: \"{path}\""),
                 (InvalidEndpoint::Scheme, None) if text.starts_with(['/', '.']) => {
                     "write the path of a file as `file`".to_owned()
@@ -130,8 +130,10 @@ fn read_server(fields: &Fields<'_>) -> Option<KeyServer> {
                 _ => "correct it, as in `https://accounts.example.com/.well-known/jwks.json`"
                     .to_owned(),
             };
-            field
-                .reject(format!("{} is not a valid JWKS endpoint: {why}", field.shown_url()), hint);
+            field.reject(
+                format!("{} is not a valid JWKS endpoint: {reason}", field.shown_url()),
+                hint,
+            );
             None
         }
     }

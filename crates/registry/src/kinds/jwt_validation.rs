@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    ClaimHeader, HeaderEdits, JwtIssuer, JwtPlace, JwtValidation, Name, PolicyScope, Required,
+    ClaimHeader, HeaderEdits, JwtIssuer, JwtLocation, JwtValidation, Name, PolicyScope,
+    TokenRequirement,
 };
 
 use super::access_policy::read_elements;
@@ -11,7 +12,7 @@ use super::http_route::{header_name, read_match};
 use super::issuer_keys;
 use super::request_test::only_one;
 use super::service_policy::{read_targets, time_or};
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, JwtValidation)> {
     let fields = spec.read_fields(&["targetRefs", "issuers", "required", "requiredFor"])?;
@@ -35,7 +36,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
 }
 
 /// Reads `required: true`, or `requiredFor` with request matches.
-fn read_required(fields: &Fields<'_>) -> Option<Required> {
+fn read_required(fields: &MapFields<'_>) -> Option<TokenRequirement> {
     let requests = read_elements(
         fields,
         "requiredFor",
@@ -47,9 +48,9 @@ fn read_required(fields: &Fields<'_>) -> Option<Required> {
         None => false,
     };
     match (always, requests.is_empty()) {
-        (true, true) => Some(Required::Always),
-        (false, true) => Some(Required::Never),
-        (false, false) => Some(Required::Of(requests)),
+        (true, true) => Some(TokenRequirement::Always),
+        (false, true) => Some(TokenRequirement::Never),
+        (false, false) => Some(TokenRequirement::Matching(requests)),
         (true, false) => {
             let problem = "has both `required` and `requiredFor`";
             fields.map_field().reject(problem, "keep one of them");
@@ -76,7 +77,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     let places = match fields.find("from") {
         None => {
             let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
-            Some(vec![JwtPlace::Header { name, prefix }])
+            Some(vec![JwtLocation::Header { name, prefix }])
         }
         Some(_) => read_elements(
             &fields,
@@ -115,7 +116,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         issuer: issuer?,
         aud: aud?,
         keys: keys?,
-        places: places?,
+        locations: places?,
         clock_skew: clock_skew?,
         requires_expiration,
         max_age,
@@ -125,7 +126,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
 }
 
 /// Reads `maxAge`; `Some(None)` if it is absent.
-fn read_max_age(fields: &Fields<'_>) -> Option<Option<Duration>> {
+fn read_max_age(fields: &MapFields<'_>) -> Option<Option<Duration>> {
     let (min, max) = (JwtIssuer::MAX_AGE_MIN, JwtIssuer::MAX_AGE_MAX);
     match fields.find("maxAge") {
         Some(_) => time_or(fields, "maxAge", min, max, max).map(Some),
@@ -134,13 +135,13 @@ fn read_max_age(fields: &Fields<'_>) -> Option<Option<Duration>> {
 }
 
 /// Reads `{header}` with a `prefix`, or `{query}`.
-fn read_token_location(element: &Field<'_>) -> Option<JwtPlace> {
+fn read_token_location(element: &Field<'_>) -> Option<JwtLocation> {
     let fields = element.read_fields(&["header", "prefix", "query"])?;
     if only_one(&fields, &["header", "query"])? == "query" {
         if let Some(prefix) = fields.find("prefix") {
             prefix.reject("requires `header`", "remove it");
         }
-        return fields.find("query").and_then(read_compared_text).map(JwtPlace::Query);
+        return fields.find("query").and_then(read_compared_text).map(JwtLocation::Query);
     }
     let field = fields.find("header")?;
     let name = header_name(field, field.read_text()?)?;
@@ -148,7 +149,7 @@ fn read_token_location(element: &Field<'_>) -> Option<JwtPlace> {
         Some(field) => field.read_text()?.to_owned(),
         None => String::new(),
     };
-    Some(JwtPlace::Header { name, prefix })
+    Some(JwtLocation::Header { name, prefix })
 }
 
 fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {

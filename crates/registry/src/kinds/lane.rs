@@ -7,12 +7,12 @@ use leno_model::{
     Lane, LaneMark, LaneRule, RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName,
 };
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::header_name;
 use super::request_test::read_match;
 use crate::field::Field;
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Lane> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
     let fields = spec.read_fields(&["service", "rules"])?;
     let name = TagRouteName { namespace: head.namespace, name: head.name };
     let service = fields.require("service").and_then(Field::read_label);
@@ -42,7 +42,7 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let field = fields.require("marks")?;
     let elements = field.read_list(MARKS_MAX)?;
     let marks: Vec<LaneMark> = elements.iter().filter_map(read_mark).collect();
-    let total: u32 = marks.iter().map(|mark| mark.percent).sum();
+    let total: u32 = marks.iter().map(|position| position.percent).sum();
     // Missing ones have been rejected already.
     if marks.len() == elements.len() && (total == 0 || total > 100) {
         field.reject(format!("has {total} percent in all"), "use 1 to 100 in all");

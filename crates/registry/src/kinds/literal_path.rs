@@ -139,23 +139,26 @@ const PATH_BYTES_MAX: usize = 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::{Mark, Node, Value};
-    use crate::field::{Note, Notes};
+    use crate::document::{DocumentNode, NodeValue, TextPosition};
+    use crate::field::{DiagnosticCollector, FieldDiagnostic};
 
     fn read(
         text: &str,
         reader: impl Fn(&Field<'_>) -> Option<String>,
-    ) -> Result<String, Vec<Note>> {
-        let node = Node { mark: Mark::default(), value: Value::Text(text.to_owned()) };
-        let notes = Notes::for_file(None);
-        let path = reader(&Field::root(&node, &notes));
-        path.ok_or_else(|| notes.into_parts().0)
+    ) -> Result<String, Vec<FieldDiagnostic>> {
+        let node = DocumentNode {
+            position: TextPosition::default(),
+            value: NodeValue::Text(text.to_owned()),
+        };
+        let diagnostics = DiagnosticCollector::for_file(None);
+        let path = reader(&Field::root(&node, &diagnostics));
+        path.ok_or_else(|| diagnostics.into_parts().0)
     }
 
     /// Applies the replacement of the only diagnostic.
-    fn apply_proposal(notes: &[Note]) -> Option<String> {
-        let [note] = notes else { panic!("one mistake has one note") };
-        let text = note.hint.strip_prefix("did you mean `")?.strip_suffix("`?")?;
+    fn apply_proposal(diagnostics: &[FieldDiagnostic]) -> Option<String> {
+        let [diagnostic] = diagnostics else { panic!("one mistake has one note") };
+        let text = diagnostic.hint.strip_prefix("did you mean `")?.strip_suffix("`?")?;
         Some(text.to_owned())
     }
 
@@ -174,10 +177,10 @@ mod tests {
                 continue;
             }
             assert_eq!(read(encoded, literal_path).ok().as_deref(), Some(encoded), "{encoded}");
-            let notes = read(decoded, literal_path).unwrap_err();
-            assert_eq!(apply_proposal(&notes).as_deref(), Some(encoded), "{decoded}");
-            let notes = read(encoded, decoded_path).unwrap_err();
-            assert_eq!(apply_proposal(&notes).as_deref(), Some(decoded), "{encoded}");
+            let diagnostics = read(decoded, literal_path).unwrap_err();
+            assert_eq!(apply_proposal(&diagnostics).as_deref(), Some(encoded), "{decoded}");
+            let diagnostics = read(encoded, decoded_path).unwrap_err();
+            assert_eq!(apply_proposal(&diagnostics).as_deref(), Some(decoded), "{encoded}");
         }
     }
 
@@ -199,10 +202,10 @@ mod tests {
             ("/a%2f%2fb", None),
             ("/%ff", None),
         ] {
-            let notes = read(path, decoded_path).unwrap_err();
-            assert_eq!(apply_proposal(&notes).as_deref(), proposal, "{path}");
-            let is_complete = proposal.is_some() || notes[0].hint == EXPRESSION;
-            assert!(is_complete, "{path}: {}", notes[0].hint);
+            let diagnostics = read(path, decoded_path).unwrap_err();
+            assert_eq!(apply_proposal(&diagnostics).as_deref(), proposal, "{path}");
+            let is_complete = proposal.is_some() || diagnostics[0].hint == EXPRESSION;
+            assert!(is_complete, "{path}: {}", diagnostics[0].hint);
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, WarmUp};
+use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, Name, PolicyScope, SlowStart};
 
 use super::http_route::header_name;
 use super::service_policy::{number_or, percent_or, read_duration_within, read_targets};
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, LoadBalancing)> {
     let fields = spec.read_fields(&["targetRefs", "algorithm", "choiceCount", "key", "warmup"])?;
@@ -23,19 +23,19 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
             "remove it, or use another algorithm",
         );
     }
-    Some((scope?, LoadBalancing { algorithm, warm_up }))
+    Some((scope?, LoadBalancing { algorithm, slow_start: warm_up }))
 }
 
-fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
+fn read_algorithm(fields: &MapFields<'_>) -> Option<BalanceAlgorithm> {
     let word = match fields.find("algorithm") {
         Some(field) => field.read_choice(ALGORITHMS)?,
-        None => Algorithm::PeakEwma,
+        None => BalancingAlgorithm::PeakEwma,
     };
-    let compares = matches!(word, Algorithm::PeakEwma | Algorithm::LeastRequest);
+    let compares = matches!(word, BalancingAlgorithm::PeakEwma | BalancingAlgorithm::LeastRequest);
     if let (Some(field), false) = (fields.find("choiceCount"), compares) {
         field.reject("requires PeakEwma or LeastRequest", "remove it, or use one of these");
     }
-    let hashes = matches!(word, Algorithm::RingHash | Algorithm::Maglev);
+    let hashes = matches!(word, BalancingAlgorithm::RingHash | BalancingAlgorithm::Maglev);
     if let (Some(field), false) = (fields.find("key"), hashes) {
         field.reject("requires RingHash or Maglev", "remove it, or use one of these");
     }
@@ -44,12 +44,14 @@ fn read_algorithm(fields: &Fields<'_>) -> Option<BalanceAlgorithm> {
         u8::try_from(number_or(fields, "choiceCount", 2, most, 2)?).ok()
     };
     Some(match word {
-        Algorithm::PeakEwma => BalanceAlgorithm::PeakEwma { choices: choices()? },
-        Algorithm::LeastRequest => BalanceAlgorithm::LeastRequest { choices: choices()? },
-        Algorithm::RoundRobin => BalanceAlgorithm::RoundRobin,
-        Algorithm::Random => BalanceAlgorithm::Random,
-        Algorithm::RingHash => BalanceAlgorithm::RingHash(read_key(fields.require("key")?)?),
-        Algorithm::Maglev => BalanceAlgorithm::Maglev(read_key(fields.require("key")?)?),
+        BalancingAlgorithm::PeakEwma => BalanceAlgorithm::PeakEwma { choices: choices()? },
+        BalancingAlgorithm::LeastRequest => BalanceAlgorithm::LeastRequest { choices: choices()? },
+        BalancingAlgorithm::RoundRobin => BalanceAlgorithm::RoundRobin,
+        BalancingAlgorithm::Random => BalanceAlgorithm::Random,
+        BalancingAlgorithm::RingHash => {
+            BalanceAlgorithm::RingHash(read_key(fields.require("key")?)?)
+        }
+        BalancingAlgorithm::Maglev => BalanceAlgorithm::Maglev(read_key(fields.require("key")?)?),
     })
 }
 
@@ -89,17 +91,17 @@ fn read_key(field: &Field<'_>) -> Option<HashKey> {
     }
 }
 
-fn read_warm_up(field: &Field<'_>) -> Option<WarmUp> {
+fn read_warm_up(field: &Field<'_>) -> Option<SlowStart> {
     let fields = field.read_fields(&["duration", "minimumPercent"])?;
     let (least, most) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
     let time =
         fields.require("duration").and_then(|field| read_duration_within(field, least, most));
     let percent_min = percent_or(&fields, "minimumPercent", 1, 10)?;
-    Some(WarmUp { time: time?, percent_min })
+    Some(SlowStart { time: time?, percent_min })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Algorithm {
+enum BalancingAlgorithm {
     PeakEwma,
     LeastRequest,
     RoundRobin,
@@ -108,11 +110,11 @@ enum Algorithm {
     Maglev,
 }
 
-const ALGORITHMS: &[(&str, Algorithm)] = &[
-    ("PeakEwma", Algorithm::PeakEwma),
-    ("LeastRequest", Algorithm::LeastRequest),
-    ("RoundRobin", Algorithm::RoundRobin),
-    ("Random", Algorithm::Random),
-    ("RingHash", Algorithm::RingHash),
-    ("Maglev", Algorithm::Maglev),
+const ALGORITHMS: &[(&str, BalancingAlgorithm)] = &[
+    ("PeakEwma", BalancingAlgorithm::PeakEwma),
+    ("LeastRequest", BalancingAlgorithm::LeastRequest),
+    ("RoundRobin", BalancingAlgorithm::RoundRobin),
+    ("Random", BalancingAlgorithm::Random),
+    ("RingHash", BalancingAlgorithm::RingHash),
+    ("Maglev", BalancingAlgorithm::Maglev),
 ];

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Admission, DefaultPolicy, Egress, Floor, MeshConfig, MtlsMode, Name, RevokedWorkload,
+    AdmissionSettings, DefaultPolicy, Egress, Floor, MeshConfig, MtlsMode, Name, RevokedWorkload,
     ServiceAccount, TrustDomain, Uid, WorkloadName, repository_of,
 };
 
 use super::sight;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 use crate::suggest::one_of;
 
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
@@ -55,24 +55,24 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     }
     for revoked in fields.read_each("revoked", REVOKED_MAX, read_revoked) {
         match revoked {
-            Revoked::Account(account) => drop(config.revoked.insert(account)),
-            Revoked::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
+            RevokedEntry::Account(account) => drop(config.revoked.insert(account)),
+            RevokedEntry::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
         }
     }
     if let Some(field) = fields.find("namespaces") {
         config.namespaces = read_namespaces(field, &config.floor)?;
     }
-    config.sight = Box::new(sight::read(&fields)?);
+    config.observability = Box::new(sight::read(&fields)?);
     Some(config)
 }
 
 /// An entry of `revoked`.
-enum Revoked {
+enum RevokedEntry {
     Account(ServiceAccount),
     Workload(RevokedWorkload),
 }
 
-fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
+fn read_revoked(field: &Field<'_>) -> Option<RevokedEntry> {
     let kinds = [("ServiceAccount", false), ("Workload", true), ("Pod", true)];
     let fields = field.read_fields(&["kind", "name", "namespace", "uid"])?;
     let is_workload = fields.require("kind").and_then(|kind| kind.read_choice(&kinds));
@@ -80,14 +80,14 @@ fn read_revoked(field: &Field<'_>) -> Option<Revoked> {
     let namespace = fields.require("namespace").and_then(Field::read_label);
     if !is_workload? {
         fields.reject_unsupported("uid", "is not supported for a ServiceAccount", "remove it");
-        return Some(Revoked::Account(ServiceAccount { namespace: namespace?, name: name? }));
+        return Some(RevokedEntry::Account(ServiceAccount { namespace: namespace?, name: name? }));
     }
     let uid = match fields.find("uid") {
         None => None,
         Some(field) => Some(read_uid(field)?),
     };
     let workload = WorkloadName { namespace: namespace?, name: name? };
-    Some(Revoked::Workload(RevokedWorkload { workload, uid }))
+    Some(RevokedEntry::Workload(RevokedWorkload { workload, uid }))
 }
 
 fn read_uid(field: &Field<'_>) -> Option<Uid> {
@@ -102,7 +102,7 @@ fn read_uid(field: &Field<'_>) -> Option<Uid> {
 }
 
 /// Reads the inbound authorization settings of a mesh, namespace or workload.
-pub(super) fn read_admission(fields: &Fields<'_>) -> Option<Admission> {
+pub(super) fn read_admission(fields: &MapFields<'_>) -> Option<AdmissionSettings> {
     let default_policy = match fields.find("defaultPolicy") {
         Some(field) => {
             Some(field.read_choice(&named_choices(DefaultPolicy::ALL, DefaultPolicy::as_str))?)
@@ -113,14 +113,14 @@ pub(super) fn read_admission(fields: &Fields<'_>) -> Option<Admission> {
         Some(field) => Some(field.read_choice(&named_choices(MtlsMode::ALL, MtlsMode::as_str))?),
         None => None,
     };
-    Some(Admission { default_policy, mtls })
+    Some(AdmissionSettings { default_policy, mtls })
 }
 
 fn named_choices<T: Copy>(all: &[T], word: impl Fn(T) -> &'static str) -> Vec<(&'static str, T)> {
     all.iter().map(|meaning| (word(*meaning), *meaning)).collect()
 }
 
-fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Admission>> {
+fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, AdmissionSettings>> {
     let mut namespaces = BTreeMap::new();
     for element in field.read_list(NAMESPACES_MAX)? {
         let Some(fields) = element.read_fields(&["name", "defaultPolicy", "mtls"]) else {
@@ -129,7 +129,7 @@ fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Ad
         let name = fields.require("name").and_then(Field::read_label);
         let admission = read_admission(&fields);
         let (Some(name), Some(admission)) = (name, admission) else { continue };
-        if admission == Admission::default() {
+        if admission == AdmissionSettings::default() {
             element.reject("has no settings", "add `defaultPolicy` or `mtls`");
         }
         if !floor.except_namespaces.contains(&name) {
@@ -173,11 +173,11 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
             .collect(),
     };
     // An empty list would permit any image, while its author may intend none.
-    let is_empty = |it: &&Field<'_>| matches!(it.value(), Value::List(list) if list.is_empty());
+    let is_empty = |it: &&Field<'_>| matches!(it.value(), NodeValue::List(list) if list.is_empty());
     if let Some(images) = fields.find("sidecarImages").filter(is_empty) {
         images.reject("permits no image", "name repositories, or remove it");
     }
-    if matches!(field.value(), Value::Map(map) if map.is_empty()) {
+    if matches!(field.value(), NodeValue::Map(map) if map.is_empty()) {
         field.reject("sets no floor", format!("remove it, or use {}", one_of(KNOWN)));
     }
     Some(floor)
@@ -205,7 +205,12 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
 }
 
 /// Rejects settings of the same object below the minimum.
-fn refuse_below_floor(fields: &Fields<'_>, floor: &Floor, admission: Admission, hint: &str) {
+fn refuse_below_floor(
+    fields: &MapFields<'_>,
+    floor: &Floor,
+    admission: AdmissionSettings,
+    hint: &str,
+) {
     for overruled in floor.overruled_settings(admission) {
         if let Some(field) = fields.find(overruled.field) {
             let in_force = overruled.in_force;

@@ -4,7 +4,7 @@ use leno_model::{Name, WeightedBackend};
 
 use super::http_route::read_service;
 use super::refuse_other_kinds;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields = config.read_fields(&["backendRef", "percent", "fraction"])?;
@@ -18,7 +18,7 @@ pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBacke
 }
 
 /// Reads the share of requests in parts per million.
-fn read_share(fields: &Fields<'_>) -> Option<u32> {
+fn read_share(fields: &MapFields<'_>) -> Option<u32> {
     match (fields.find("percent"), fields.find("fraction")) {
         (None, None) => Some(WHOLE_PPM),
         (Some(percent), None) => Some(percent.read_number(0, 100)? * (WHOLE_PPM / 100)),

@@ -9,8 +9,8 @@ use leno_model::{
 
 use super::literal_path::literal_path;
 use super::service_policy::{number_or, percent_or, read_targets, time_or};
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, OutlierDetection)> {
     let fields = spec.read_fields(&[
@@ -56,7 +56,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, O
 }
 
 /// Reads the failure rate and the consecutive failures; both defaults apply only if neither field is present.
-fn read_limits(fields: &Fields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
+fn read_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, Option<u32>)> {
     let rate = match fields.find("failureRate") {
         Some(field) => Some(read_failure_rate(field)?),
         None => None,
@@ -79,7 +79,7 @@ fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
 }
 
 /// Reads the failure classes from the fields `failures` and `grpcStatuses`.
-pub(super) fn read_failure_classes(fields: &Fields<'_>) -> Option<FailureClasses> {
+pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let (words, statuses) = (fields.find("failures"), fields.find("grpcStatuses"));
     if words.is_none() && statuses.is_none() {
@@ -104,7 +104,7 @@ pub(super) fn read_failure_classes(fields: &Fields<'_>) -> Option<FailureClasses
         classes.grpc.dedup();
     }
     let says_nothing =
-        |field: &Field<'_>| matches!(field.value(), Value::List(list) if list.is_empty());
+        |field: &Field<'_>| matches!(field.value(), NodeValue::List(list) if list.is_empty());
     if classes.is_empty() && words.into_iter().chain(statuses).all(says_nothing) {
         fields.map_field().reject(
             "has no failure conditions",
@@ -116,7 +116,7 @@ pub(super) fn read_failure_classes(fields: &Fields<'_>) -> Option<FailureClasses
     Some(classes)
 }
 
-fn ejection_time(fields: &Fields<'_>) -> Option<EjectionTime> {
+fn ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
     let (base, max) = (Duration::from_secs(30), Duration::from_secs(300));
     let base = time_or(fields, "baseEjectionTime", BASE_MIN, TIME_MAX, base)?;
     let max = time_or(fields, "maxEjectionTime", BASE_MIN, TIME_MAX, max.max(base))?;
@@ -163,7 +163,7 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
     })
 }
 
-fn health_probe(field: &Field<'_>, fields: &Fields<'_>) -> Option<HealthProbe> {
+fn health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe> {
     match (fields.find("httpGet"), fields.find("grpc")) {
         (Some(get), None) => {
             let path = get.read_fields(&["path"])?.require("path").and_then(literal_path)?;
@@ -196,9 +196,9 @@ fn grpc_service(text: &str) -> Option<String> {
 }
 
 /// The accessor of a failure class.
-type Class = fn(&mut FailureClasses) -> &mut bool;
+type FailureClassAccessor = fn(&mut FailureClasses) -> &mut bool;
 
-const CLASSES: &[(&str, Class)] = &[
+const CLASSES: &[(&str, FailureClassAccessor)] = &[
     ("connect", |classes| &mut classes.connect),
     ("timeout", |classes| &mut classes.timeout),
     ("reset", |classes| &mut classes.reset),

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use leno_model::{Carries, Persistence, RouteRule};
+use leno_model::{PersistenceType, RouteRule, SessionPersistence};
 
 use super::http_route::read_duration;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// Reads the session persistence of a rule, if any: `cookie` and `header` as of API version 1.7, or the earlier
 /// `sessionName`, `idleTimeout` and `cookieConfig`.
-pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
+pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
     let field = rule.find("sessionPersistence")?;
     let fields = field.read_fields(&[
         "type",
@@ -31,15 +31,15 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
     let header = config("header", &["name"]);
     let before = config("cookieConfig", &["lifetimeType"]);
     let carrier = match is_header {
-        true => Carries::Header,
-        false => cookie.as_ref().or(before.as_ref()).map_or(Carries::Cookie, read_lifetime),
+        true => PersistenceType::Header,
+        false => cookie.as_ref().or(before.as_ref()).map_or(PersistenceType::Cookie, read_lifetime),
     };
     if let Some(header) = &header {
         header.require("name")?;
     }
     let time = |key: &str| fields.find(key).and_then(read_time);
     let (absolute, idle) = (time("absoluteTimeout"), time("idleTimeout"));
-    if carrier == Carries::LastingCookie && fields.find("absoluteTimeout").is_none() {
+    if carrier == PersistenceType::LastingCookie && fields.find("absoluteTimeout").is_none() {
         field.reject("has a permanent cookie without a lifetime", "add `absoluteTimeout`");
     }
     if rule.find("backendRefs").is_none() {
@@ -58,11 +58,11 @@ pub(super) fn read(rule: &Fields<'_>) -> Option<Persistence> {
         Some(cookie) => Some(cookie.find("path").map_or(Some("/".to_owned()), read_cookie_path)?),
         None => None,
     };
-    Some(Persistence { name, carrier, absolute, idle, path })
+    Some(SessionPersistence { name, kind: carrier, absolute, idle, path })
 }
 
 /// Rejects cookie settings if a header carries the session, and vice versa.
-fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
+fn refuse_other_carrier(fields: &MapFields<'_>, is_header: bool) {
     let (others, problem): (&[&str], _) = match is_header {
         true => (&["cookie", "cookieConfig"], "is for cookies, but `type` is `Header`"),
         false => (&["header"], "is for headers, but `type` is `Cookie`"),
@@ -78,10 +78,10 @@ fn refuse_other_carrier(fields: &Fields<'_>, is_header: bool) {
 }
 
 /// Rejects a session name shared by two rules of a route: they would overwrite each other's sessions.
-pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
+pub(super) fn refuse_shared(fields: &MapFields<'_>, rules: &[RouteRule]) {
     let names = |rule: &RouteRule| {
         let persistence = rule.actions.persistence.as_ref()?;
-        Some((persistence.carrier == Carries::Header, persistence.name.clone()?))
+        Some((persistence.kind == PersistenceType::Header, persistence.name.clone()?))
     };
     let named: Vec<_> = rules.iter().filter_map(names).collect();
     let is_shared = |(index, one)| named.iter().skip(index + 1).any(|other| other == one);
@@ -98,15 +98,16 @@ pub(super) fn refuse_shared(fields: &Fields<'_>, rules: &[RouteRule]) {
     }
 }
 
-fn read_lifetime(cookie: &Fields<'_>) -> Carries {
-    let words = &[("Session", Carries::Cookie), ("Permanent", Carries::LastingCookie)];
+fn read_lifetime(cookie: &MapFields<'_>) -> PersistenceType {
+    let words =
+        &[("Session", PersistenceType::Cookie), ("Permanent", PersistenceType::LastingCookie)];
     let lifetime = cookie.find("lifetimeType").and_then(|field| field.read_choice(words));
-    lifetime.unwrap_or(Carries::Cookie)
+    lifetime.unwrap_or(PersistenceType::Cookie)
 }
 
 fn read_cookie_path(field: &Field<'_>) -> Option<String> {
     let path = field.read_text()?;
-    if Persistence::is_path(path) {
+    if SessionPersistence::is_path(path) {
         return Some(path.to_owned());
     }
     let problem = format!("{} is not the path of a cookie", field.quoted_value());
@@ -114,20 +115,20 @@ fn read_cookie_path(field: &Field<'_>) -> Option<String> {
     None
 }
 
-fn read_name(field: &Field<'_>, carrier: Carries) -> Option<String> {
+fn read_name(field: &Field<'_>, carrier: PersistenceType) -> Option<String> {
     let text = field.read_text()?;
     let name = match carrier {
-        Carries::Header => text.to_ascii_lowercase(),
-        Carries::Cookie | Carries::LastingCookie => text.to_owned(),
+        PersistenceType::Header => text.to_ascii_lowercase(),
+        PersistenceType::Cookie | PersistenceType::LastingCookie => text.to_owned(),
     };
-    if Persistence::is_name(&name, carrier) {
+    if SessionPersistence::is_name(&name, carrier) {
         return Some(name);
     }
     let problem = match carrier {
-        Carries::Header => {
+        PersistenceType::Header => {
             format!("{} is not a header that can carry a session", field.quoted_value())
         }
-        Carries::Cookie | Carries::LastingCookie => {
+        PersistenceType::Cookie | PersistenceType::LastingCookie => {
             format!("{} is not the name of a cookie", field.quoted_value())
         }
     };

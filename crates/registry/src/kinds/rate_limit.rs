@@ -9,8 +9,8 @@ use super::access_policy::{read_elements, read_peer};
 use super::http_route::{header_name, read_match};
 use super::service_policy::{number_or, read_duration_within, read_targets};
 use super::{global_limit, response};
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, RateLimits)> {
     let fields =
@@ -118,7 +118,7 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Rate
 }
 
 /// Reads `key: client`, or `key: {header: NAME}`.
-fn read_key(fields: &Fields<'_>) -> Option<RateLimitKey> {
+fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
     let Some(field) = fields.find("key") else {
         if let Some(buckets) = fields.find("maxKeys") {
             buckets.reject(
@@ -129,7 +129,7 @@ fn read_key(fields: &Fields<'_>) -> Option<RateLimitKey> {
         return Some(RateLimitKey::Nothing);
     };
     let buckets = number_or(fields, "maxKeys", 1, Rate::BUCKETS_MAX, BUCKETS_DEFAULT)?;
-    if let Value::Map(_) = field.value() {
+    if let NodeValue::Map(_) = field.value() {
         let header = field.read_fields(&["header"])?.require("header")?.clone();
         let name = header_name(&header, header.read_text()?)?;
         return Some(RateLimitKey::Header { name, buckets });
@@ -138,7 +138,7 @@ fn read_key(fields: &Fields<'_>) -> Option<RateLimitKey> {
 }
 
 /// Reads the rate (count per window) and the burst.
-fn read_rate(fields: &Fields<'_>, key: &str) -> Option<Rate> {
+fn read_rate(fields: &MapFields<'_>, key: &str) -> Option<Rate> {
     let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
     let within = fields
         .require("per")

@@ -2,10 +2,10 @@
 
 use leno_model::{GrantName, GrantedRoutes, Name, ReferenceGrant, RouteKind};
 
-use super::Head;
+use super::ObjectMetadata;
 use crate::field::Field;
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<ReferenceGrant> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<ReferenceGrant> {
     let fields = spec.read_fields(&["from", "to"])?;
     let from = fields.require("from").map(|field| read_elements(field, read_from));
     let to = fields.require("to").map(|field| read_elements(field, read_to));

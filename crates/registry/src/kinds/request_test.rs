@@ -4,8 +4,8 @@ use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, V
 
 use super::http_route::{header_name, normalize_prefix};
 use super::literal_path::literal_path;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
 /// Reads `match`; all parts must match.
 pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
@@ -79,7 +79,7 @@ pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
 
 /// Reads one operator with its operand; a plain text means `exact`.
 fn read_test(field: &Field<'_>) -> Option<ValueTest> {
-    if let Value::Text(text) = field.value() {
+    if let NodeValue::Text(text) = field.value() {
         let texts = vec![text.clone()];
         return Some(ValueTest::Text { relation: TextRelation::Exact, texts, ignore_case: false });
     }
@@ -129,7 +129,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
 }
 
 /// Returns the only key of `keys` that is present; none or several are rejected.
-pub(super) fn only_one<'k>(fields: &Fields<'_>, keys: &[&'k str]) -> Option<&'k str> {
+pub(super) fn only_one<'k>(fields: &MapFields<'_>, keys: &[&'k str]) -> Option<&'k str> {
     let given: Vec<&str> = keys.iter().copied().filter(|key| fields.find(key).is_some()).collect();
     match given.as_slice() {
         [key] => Some(key),

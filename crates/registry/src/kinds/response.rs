@@ -3,7 +3,7 @@
 use leno_model::{FixedResponse, Header};
 
 use super::filter::read_header;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// Reads status, body and headers.
 pub(super) fn read(field: &Field<'_>) -> Option<FixedResponse> {
@@ -20,7 +20,7 @@ pub(super) fn read(field: &Field<'_>) -> Option<FixedResponse> {
 }
 
 /// Reads a response body, if any.
-pub(super) fn read_body(fields: &Fields<'_>, key: &str) -> Option<Option<String>> {
+pub(super) fn read_body(fields: &MapFields<'_>, key: &str) -> Option<Option<String>> {
     let Some(field) = fields.find(key) else {
         return Some(None);
     };
@@ -33,7 +33,7 @@ pub(super) fn read_body(fields: &Fields<'_>, key: &str) -> Option<Option<String>
 }
 
 /// Reads response headers, each at most once.
-pub(super) fn read_headers(fields: &Fields<'_>, key: &str) -> Vec<Header> {
+pub(super) fn read_headers(fields: &MapFields<'_>, key: &str) -> Vec<Header> {
     let headers = fields.read_each(key, HEADERS_MAX, read_header);
     let twice = |(index, header): (usize, &Header)| {
         headers.iter().take(index).any(|known| known.name == header.name)

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use leno_model::{Name, PolicyName, RetryPolicy, RetryRule, ServiceAccount, ServiceName};
 
-use super::Head;
+use super::ObjectMetadata;
 use super::egress::read_unique;
 use super::http_route::{RETRIES_DEFAULT, RETRY_BACKOFF_DEFAULT, read_duration};
 use super::service_policy::number_or;
 use super::smi::read_account;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<RetryPolicy> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<RetryPolicy> {
     let fields = spec.read_fields(&["source", "destinations", "retryPolicy"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let source = fields.require("source").and_then(|it| read_source(it, &name.namespace));
@@ -68,7 +68,7 @@ fn read_policy(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
 }
 
 /// Reads the per-try timeout; zero means "no limit".
-fn answer_limit(fields: &Fields<'_>) -> Option<Option<Duration>> {
+fn answer_limit(fields: &MapFields<'_>) -> Option<Option<Duration>> {
     match fields.find("perTryTimeout") {
         Some(field) => read_duration(field).map(|limit| Some(limit).filter(|it| !it.is_zero())),
         None => Some(None),
@@ -79,7 +79,7 @@ fn answer_limit(fields: &Fields<'_>) -> Option<Option<Duration>> {
 fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
     let text = match field.value() {
         // A single status is a YAML number.
-        Value::Number(text) => text.as_str(),
+        NodeValue::Number(text) => text.as_str(),
         _ => field.read_text()?,
     };
     let mut codes = BTreeSet::new();

@@ -14,12 +14,12 @@ use leno_model::{
     TagRouteName, TagRules, TagScope,
 };
 
-use self::rule::{Origins, read_caller_rule, read_flow_rule, read_lane_rule};
-use super::Head;
-use crate::document::{Mark, Node, Value, parse_documents};
+use self::rule::{RulesLocation, read_caller_rule, read_flow_rule, read_lane_rule};
+use super::ObjectMetadata;
+use crate::document::{DocumentNode, NodeValue, TextPosition, parse_documents};
 use crate::field::Field;
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<SermantRouteRule> {
     let fields = spec.read_fields(&["compat", "key", "rules"])?;
     let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
     let name = TagRouteName { namespace: head.namespace, name: head.name };
@@ -27,7 +27,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
     let content = fields.require("rules")?;
     let (key, ()) = (key?, compat?);
     let entries = match content.value() {
-        Value::Text(text) => {
+        NodeValue::Text(text) => {
             let node = parse_published(content, text)?;
             read_content(&content.standing_for(&node), &key, &name)
         }
@@ -37,7 +37,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<SermantRouteRule> {
 }
 
 /// The content type of a configuration center key.
-enum Key {
+enum ConfigKey {
     /// The documents of one service.
     Service(ServiceName),
     /// A map from services to documents.
@@ -46,13 +46,13 @@ enum Key {
     Global,
 }
 
-fn read_key(field: &Field<'_>, namespace: &Name) -> Option<Key> {
+fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
     let text = field.read_text()?;
     let service = text.strip_prefix("servicecomb.routeRule.");
     match (text, service) {
-        ("servicecomb.routeRule", _) => Some(Key::Services),
-        ("servicecomb.globalRouteRule", _) => Some(Key::Global),
-        (_, Some(service)) => service_name(field, service, namespace).map(Key::Service),
+        ("servicecomb.routeRule", _) => Some(ConfigKey::Services),
+        ("servicecomb.globalRouteRule", _) => Some(ConfigKey::Global),
+        (_, Some(service)) => service_name(field, service, namespace).map(ConfigKey::Service),
         _ => {
             field.reject(
                 format!("{} is not a key of the service-router", field.quoted_value()),
@@ -76,18 +76,18 @@ fn service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<Se
 }
 
 /// Parses the text, with lines counted from its position in the enclosing document.
-fn parse_published(field: &Field<'_>, text: &str) -> Option<Node> {
+fn parse_published(field: &Field<'_>, text: &str) -> Option<DocumentNode> {
     let mut documents = match parse_documents(text) {
         Ok(documents) => documents,
         Err(unreadable) => {
-            let line = unreadable.mark.line;
+            let line = unreadable.position.line;
             field.reject(format!("{} in line {line} of it", unreadable.problem), "correct it");
             return None;
         }
     };
     match (documents.pop(), documents.is_empty()) {
         (Some(mut node), true) => {
-            move_to(&mut node, field.mark());
+            move_to(&mut node, field.position());
             Some(node)
         }
         (None, _) => {
@@ -102,36 +102,36 @@ fn parse_published(field: &Field<'_>, text: &str) -> Option<Node> {
 }
 
 /// Moves a node parsed from a text to the text's position; a block scalar keeps its indent.
-fn move_to(node: &mut Node, begins: Mark) {
-    node.mark.line = node.mark.line.saturating_add(begins.line).saturating_sub(1);
-    node.mark.column = node.mark.column.saturating_add(begins.column).saturating_sub(1);
+fn move_to(node: &mut DocumentNode, begins: TextPosition) {
+    node.position.line = node.position.line.saturating_add(begins.line).saturating_sub(1);
+    node.position.column = node.position.column.saturating_add(begins.column).saturating_sub(1);
     match &mut node.value {
-        Value::List(list) => list.iter_mut().for_each(|node| move_to(node, begins)),
-        Value::Map(map) => map.iter_mut().for_each(|(key, node)| {
+        NodeValue::List(list) => list.iter_mut().for_each(|node| move_to(node, begins)),
+        NodeValue::Map(map) => map.iter_mut().for_each(|(key, node)| {
             move_to(key, begins);
             move_to(node, begins);
         }),
-        Value::Null
-        | Value::Boolean(_)
-        | Value::Number(_)
-        | Value::Text(_)
-        | Value::MergeKey
-        | Value::Tagged(_) => {}
+        NodeValue::Null
+        | NodeValue::Boolean(_)
+        | NodeValue::Number(_)
+        | NodeValue::Text(_)
+        | NodeValue::MergeKey
+        | NodeValue::Tagged(_) => {}
     }
 }
 
 fn read_content(
     content: &Field<'_>,
-    key: &Key,
+    key: &ConfigKey,
     name: &TagRouteName,
 ) -> Option<Vec<(TagScope, SermantRules)>> {
     match key {
-        Key::Service(service) => {
+        ConfigKey::Service(service) => {
             let scope = TagScope::Service(service.clone(), None);
-            Some(vec![(scope, read_documents(content, Twice::First, name)?)])
+            Some(vec![(scope, read_documents(content, DuplicatePolicy::First, name)?)])
         }
-        Key::Global => {
-            let rules = read_documents(content, Twice::Last, name)?;
+        ConfigKey::Global => {
+            let rules = read_documents(content, DuplicatePolicy::Last, name)?;
             if !rules.lanes.is_empty() {
                 content.warn(
                     "has lanes, which have no effect under the global key",
@@ -141,11 +141,11 @@ fn read_content(
             let rules = SermantRules { lanes: Vec::new(), ..rules };
             Some(vec![(TagScope::Namespace(name.namespace.clone()), rules)])
         }
-        Key::Services => {
+        ConfigKey::Services => {
             let mut entries = Vec::new();
             for (service, field) in content.read_entries()? {
                 let service = service_name(&field, service, &name.namespace)?;
-                let rules = read_documents(&field, Twice::First, name)?;
+                let rules = read_documents(&field, DuplicatePolicy::First, name)?;
                 entries.push((TagScope::Service(service, None), rules));
             }
             Some(entries)
@@ -155,19 +155,23 @@ fn read_content(
 
 /// Selects the document that applies if two have the same kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Twice {
+enum DuplicatePolicy {
     First,
     Last,
 }
 
 #[derive(Clone, Copy)]
-enum RuleKind {
+enum SermantRuleKind {
     Flow,
     Tag,
     Lane,
 }
 
-fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Option<SermantRules> {
+fn read_documents(
+    content: &Field<'_>,
+    twice: DuplicatePolicy,
+    name: &TagRouteName,
+) -> Option<SermantRules> {
     let mut rules = SermantRules::default();
     let mut seen = [false; 3];
     for document in content.read_list(DOCUMENTS_MAX)? {
@@ -175,9 +179,9 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
         warn_unknown(&document, &["kind", "description", "rules"]);
         let kind_field = fields.require("kind")?;
         let kind = match kind_field.read_text()? {
-            "routematcher.sermant.io/flow" => RuleKind::Flow,
-            "routematcher.sermant.io/tag" => RuleKind::Tag,
-            "route.sermant.io/lane" => RuleKind::Lane,
+            "routematcher.sermant.io/flow" => SermantRuleKind::Flow,
+            "routematcher.sermant.io/tag" => SermantRuleKind::Tag,
+            "route.sermant.io/lane" => SermantRuleKind::Lane,
             _ => {
                 kind_field.warn(
                     format!(
@@ -193,17 +197,17 @@ fn read_documents(content: &Field<'_>, twice: Twice, name: &TagRouteName) -> Opt
         let repeated =
             seen.get_mut(kind as usize).is_some_and(|seen| std::mem::replace(seen, true));
         if repeated {
-            let which = if twice == Twice::First { "first" } else { "last" };
+            let which = if twice == DuplicatePolicy::First { "first" } else { "last" };
             kind_field.warn(
                 format!("is also the kind of another document: only the {which} applies"),
                 "put the rules of a kind into one document",
             );
-            if twice == Twice::First {
+            if twice == DuplicatePolicy::First {
                 continue;
             }
         }
         let elements = fields.find("rules").and_then(|rules| rules.read_list(RULES_MAX));
-        read_rules(&mut rules, kind, &elements.unwrap_or_default(), &Origins { name })?;
+        read_rules(&mut rules, kind, &elements.unwrap_or_default(), &RulesLocation { name })?;
     }
     let stems = rules.rules.rules.iter().filter_map(|rule| rule.matches.stem.as_deref());
     if stems.collect::<BTreeSet<_>>().len() > STEMS_MAX {
@@ -232,9 +236,9 @@ fn read_precedence(field: &Field<'_>) -> Option<i32> {
 /// Reads the rules of one document, in descending precedence; they replace those of its kind.
 fn read_rules(
     rules: &mut SermantRules,
-    kind: RuleKind,
+    kind: SermantRuleKind,
     elements: &[Field<'_>],
-    origins: &Origins<'_>,
+    origins: &RulesLocation<'_>,
 ) -> Option<()> {
     let TagRules { rules: flow, by_caller, .. } = &mut rules.rules;
     let mut precedences = Vec::new();
@@ -248,16 +252,16 @@ fn read_rules(
     let mut order: Vec<(usize, &Field<'_>)> = elements.iter().enumerate().collect();
     order.sort_by_key(|(index, _)| Reverse(precedences.get(*index).copied().unwrap_or(0)));
     match kind {
-        RuleKind::Flow => flow.clear(),
-        RuleKind::Tag => by_caller.clear(),
-        RuleKind::Lane => rules.lanes.clear(),
+        SermantRuleKind::Flow => flow.clear(),
+        SermantRuleKind::Tag => by_caller.clear(),
+        SermantRuleKind::Lane => rules.lanes.clear(),
     }
     for (index, element) in order {
         let place = (origins.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
-            RuleKind::Flow => flow.extend(read_flow_rule(element, place.0, place.1)?),
-            RuleKind::Tag => by_caller.extend(read_caller_rule(element, place.0)?),
-            RuleKind::Lane => {
+            SermantRuleKind::Flow => flow.extend(read_flow_rule(element, place.0, place.1)?),
+            SermantRuleKind::Tag => by_caller.extend(read_caller_rule(element, place.0)?),
+            SermantRuleKind::Lane => {
                 let read: Vec<LaneRule> = read_lane_rule(element, place.0, place.1)?;
                 rules.lanes.extend(read);
             }

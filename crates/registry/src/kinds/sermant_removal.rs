@@ -8,8 +8,8 @@ use std::time::Duration;
 use leno_model::{FailureClasses, Name, SermantCommon, SermantConfig, SermantRule};
 
 use super::service_policy::{number_or, read_share};
-use crate::document::{Node, parse_documents};
-use crate::field::{Field, Fields};
+use crate::document::{DocumentNode, parse_documents};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
     let fields = spec.read_fields(&["compat", "config"])?;
@@ -27,7 +27,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
         return None;
     };
     node.shift_lines(config.line().saturating_sub(1));
-    let node: &Node = node;
+    let node: &DocumentNode = node;
     compat?;
     read_config(&config.embedded_field(node))
 }
@@ -66,9 +66,9 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
     })
 }
 
-type Rules = (Vec<(Name, SermantRule)>, Option<SermantRule>);
+type SermantServiceRules = (Vec<(Name, SermantRule)>, Option<SermantRule>);
 
-fn read_rules(fields: &Fields<'_>) -> Option<Rules> {
+fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
     let Some(field) = fields.find("rules") else {
         return Some((Vec::new(), Some(DEFAULT_RULE)));
     };
@@ -108,19 +108,19 @@ fn read_rules(fields: &Fields<'_>) -> Option<Rules> {
     Some((own, default))
 }
 
-fn share_or(fields: &Fields<'_>, key: &str, default: u32) -> Option<u32> {
+fn share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32> {
     match fields.find(key) {
         Some(field) => read_share(field),
         None => Some(default),
     }
 }
 
-fn read_milliseconds(fields: &Fields<'_>, key: &str, default: u32) -> Option<Duration> {
+fn read_milliseconds(fields: &MapFields<'_>, key: &str, default: u32) -> Option<Duration> {
     let number = number_or(fields, key, 1, 24 * 3_600_000, default)?;
     Some(Duration::from_millis(number.into()))
 }
 
-fn read_exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
+fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let Some(field) = fields.find("exceptions") else {
         classes.timeout = true;
@@ -128,9 +128,9 @@ fn read_exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
     };
     for element in field.read_list(EXCEPTIONS_MAX)? {
         match element.read_choice(EXCEPTIONS)? {
-            Exception::Timeout => classes.timeout = true,
-            Exception::Connect => classes.connect = true,
-            Exception::Reset => classes.reset = true,
+            ClientException::Timeout => classes.timeout = true,
+            ClientException::Connect => classes.connect = true,
+            ClientException::Reset => classes.reset = true,
         }
     }
     Some(classes)
@@ -138,20 +138,20 @@ fn read_exceptions(fields: &Fields<'_>) -> Option<FailureClasses> {
 
 /// The observable equivalent of a JVM client's exception.
 #[derive(Clone, Copy)]
-enum Exception {
+enum ClientException {
     Timeout,
     Connect,
     Reset,
 }
 
-const EXCEPTIONS: &[(&str, Exception)] = &[
-    ("com.alibaba.dubbo.remoting.TimeoutException", Exception::Timeout),
-    ("org.apache.dubbo.remoting.TimeoutException", Exception::Timeout),
-    ("java.util.concurrent.TimeoutException", Exception::Timeout),
-    ("java.net.SocketTimeoutException", Exception::Timeout),
-    ("java.net.ConnectException", Exception::Connect),
-    ("java.net.NoRouteToHostException", Exception::Connect),
-    ("java.net.SocketException", Exception::Reset),
+const EXCEPTIONS: &[(&str, ClientException)] = &[
+    ("com.alibaba.dubbo.remoting.TimeoutException", ClientException::Timeout),
+    ("org.apache.dubbo.remoting.TimeoutException", ClientException::Timeout),
+    ("java.util.concurrent.TimeoutException", ClientException::Timeout),
+    ("java.net.SocketTimeoutException", ClientException::Timeout),
+    ("java.net.ConnectException", ClientException::Connect),
+    ("java.net.NoRouteToHostException", ClientException::Connect),
+    ("java.net.SocketException", ClientException::Reset),
 ];
 
 /// Sermant's default rule.

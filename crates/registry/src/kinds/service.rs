@@ -6,13 +6,13 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use leno_model::{Families, Protocol, Service, ServiceName, ServicePort, TargetPort};
+use leno_model::{IpFamilies, Protocol, Service, ServiceName, ServicePort, TargetPort};
 
-use super::Head;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use super::ObjectMetadata;
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
     let known: Vec<&str> = READ
         .iter()
         .chain(HARMLESS)
@@ -53,11 +53,11 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Service> {
             .find("publishNotReadyAddresses")
             .and_then(Field::read_boolean)
             .unwrap_or(false),
-        families: Families::Both,
+        families: IpFamilies::Both,
     })
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) {
+fn refuse_unsupported(fields: &MapFields<'_>) {
     for (key, hint) in UNSUPPORTED {
         fields.reject_unsupported(key, "is not supported", hint);
     }
@@ -113,7 +113,7 @@ fn read_port(element: &Field<'_>) -> Option<ServicePort> {
 
 fn read_target(field: &Field<'_>) -> Option<TargetPort> {
     match field.value() {
-        Value::Text(text) if !text.bytes().all(|b| b.is_ascii_digit()) => {
+        NodeValue::Text(text) if !text.bytes().all(|b| b.is_ascii_digit()) => {
             field.read_label().map(TargetPort::Name)
         }
         _ => field.read_port().map(TargetPort::Number),
@@ -121,13 +121,13 @@ fn read_target(field: &Field<'_>) -> Option<TargetPort> {
 }
 
 /// Reads the protocol from `appProtocol`, or from the prefix of the port's name, as in OSM.
-fn read_protocol(fields: &Fields<'_>) -> Option<Protocol> {
+fn read_protocol(fields: &MapFields<'_>) -> Option<Protocol> {
     if let Some(field) = fields.find("appProtocol") {
         return field.read_choice(APP_PROTOCOLS);
     }
     let name = fields.find("name").map(Field::value);
     match name {
-        Some(Value::Text(name)) => port_name_protocol(name),
+        Some(NodeValue::Text(name)) => port_name_protocol(name),
         _ => None,
     }
 }

@@ -3,24 +3,24 @@
 use std::time::Duration;
 
 use leno_model::{
-    Guard, Name, PolicyScope, RouteParent, ServiceName, ServicePolicy, ServicePolicyKind,
+    Name, PolicyScope, RequestCheck, RouteParent, ServiceName, ServicePolicy, ServicePolicyKind,
     ServicePolicyName, ServiceRule,
 };
 
 use super::http_route::parse_duration;
-use super::upstream_rate_limit::Burst;
+use super::upstream_rate_limit::BurstMeaning;
 use super::{
-    Head, circuit_breaker, external_authorization, fault_injection, hedging, jwt_validation,
-    load_balancing, outlier_detection, rate_limit, refuse_other_kinds, sermant_removal,
-    traffic_warmup, upstream_traffic_setting,
+    ObjectMetadata, circuit_breaker, external_authorization, fault_injection, hedging,
+    jwt_validation, load_balancing, outlier_detection, rate_limit, refuse_other_kinds,
+    sermant_removal, traffic_warmup, upstream_traffic_setting,
 };
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(
     kind: ServicePolicyKind,
     version: &str,
-    head: Head,
+    head: ObjectMetadata,
     spec: &Field<'_>,
 ) -> Option<ServicePolicy> {
     let name = ServicePolicyName { kind, namespace: head.namespace, name: head.name };
@@ -38,7 +38,7 @@ pub(super) fn read(
             (scope, ServiceRule::CircuitBreaker(Box::new(rule)))
         }
         ServicePolicyKind::UpstreamTrafficSetting => {
-            let burst = Burst::for_version(version);
+            let burst = BurstMeaning::for_version(version);
             let (scope, both) = upstream_traffic_setting::read(&name.namespace, burst, spec)?;
             (scope, ServiceRule::UpstreamTrafficSetting(Box::new(both)))
         }
@@ -64,18 +64,18 @@ pub(super) fn read(
         }
         ServicePolicyKind::JwtValidation => {
             let (scope, rule) = jwt_validation::read(&name.namespace, spec)?;
-            (scope, ServiceRule::Guard(Guard::Tokens(Box::new(rule))))
+            (scope, ServiceRule::RequestCheck(RequestCheck::Tokens(Box::new(rule))))
         }
         ServicePolicyKind::ExternalAuthorization => {
             let (scope, rule) = external_authorization::read(&name.namespace, spec)?;
-            (scope, ServiceRule::Guard(Guard::Authorization(Box::new(rule))))
+            (scope, ServiceRule::RequestCheck(RequestCheck::Authorization(Box::new(rule))))
         }
     };
     Some(ServicePolicy { name, scope, rule, created: 0 })
 }
 
 /// Reads the services in `targetRefs`.
-pub(super) fn read_targets(fields: &Fields<'_>, namespace: &Name) -> Option<PolicyScope> {
+pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<PolicyScope> {
     let field = fields.require("targetRefs")?;
     let elements = field.read_list(TARGETS_MAX)?;
     if elements.is_empty() {
@@ -144,7 +144,7 @@ fn format_duration(time: Duration) -> String {
 
 /// Reads a duration, or returns the default if absent.
 pub(super) fn time_or(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     key: &str,
     least: Duration,
     most: Duration,
@@ -158,7 +158,7 @@ pub(super) fn time_or(
 
 /// Reads a number, or returns the default if absent.
 pub(super) fn number_or(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     key: &str,
     least: u32,
     most: u32,
@@ -171,7 +171,7 @@ pub(super) fn number_or(
 }
 
 /// Reads an optional limit of at least `least`.
-pub(super) fn read_limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
+pub(super) fn read_limit(fields: &MapFields<'_>, key: &str, least: u32) -> Option<Option<u32>> {
     match fields.find(key) {
         Some(field) => field.read_number(least, u32::MAX).map(Some),
         None => Some(None),
@@ -179,7 +179,7 @@ pub(super) fn read_limit(fields: &Fields<'_>, key: &str, least: u32) -> Option<O
 }
 
 /// Reads a percentage from `least` to 100, or returns the default if absent.
-pub(super) fn percent_or(fields: &Fields<'_>, key: &str, least: u8, default: u8) -> Option<u8> {
+pub(super) fn percent_or(fields: &MapFields<'_>, key: &str, least: u8, default: u8) -> Option<u8> {
     let number = number_or(fields, key, least.into(), 100, default.into())?;
     u8::try_from(number).ok()
 }
@@ -187,7 +187,7 @@ pub(super) fn percent_or(fields: &Fields<'_>, key: &str, least: u8, default: u8)
 /// Reads a decimal from 0 to 1 with at most six decimals, in parts per million.
 pub(super) fn read_share(field: &Field<'_>) -> Option<u32> {
     let found = match field.value() {
-        Value::Number(text) => parse_millionths(text),
+        NodeValue::Number(text) => parse_millionths(text),
         _ => None,
     };
     if found.is_none() {

@@ -1,18 +1,18 @@
 //! Reader of the observability settings of a `MeshConfig`: `tracing`, `metrics` and `accessLog`.
 
 use leno_model::{
-    AccessLog, Collector, CollectorProtocol, ContextForm, InvalidTemplate, LOG_FIELDS, LogForm,
-    LogTemplate, MetricsPush, Sampling, Sight, Signal, Tracing,
+    AccessLog, Collector, CollectorProtocol, InvalidTemplate, LOG_FIELDS, LogFormat, LogTemplate,
+    MetricsPush, Observability, PropagationFormat, Sampling, Signal, Tracing,
 };
 
 use super::request_test::only_one;
 use super::service_policy::read_duration_within;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
 use crate::suggest::{closest_word, one_of};
 
-pub(super) fn read(fields: &Fields<'_>) -> Option<Sight> {
-    let mut sight = Sight::default();
+pub(super) fn read(fields: &MapFields<'_>) -> Option<Observability> {
+    let mut sight = Observability::default();
     if let Some(field) = fields.find("tracing") {
         sight.tracing = Some(read_tracing(field)?);
     }
@@ -30,11 +30,16 @@ fn read_tracing(field: &Field<'_>) -> Option<Tracing> {
     let sampling = read_sampling(&fields, Sampling::DEFAULT);
     let errors = read_flag(&fields, "errors");
     let begins = match fields.find("propagation") {
-        Some(field) => field.read_choice(ContextForm::ALL),
-        None => Some(ContextForm::W3c),
+        Some(field) => field.read_choice(PropagationFormat::ALL),
+        None => Some(PropagationFormat::W3c),
     };
     let collector = fields.require("export").and_then(read_collector);
-    Some(Tracing { sampling: sampling?, errors: errors?, begins: begins?, collector: collector? })
+    Some(Tracing {
+        sampling: sampling?,
+        errors: errors?,
+        propagation: begins?,
+        collector: collector?,
+    })
 }
 
 fn read_collector(field: &Field<'_>) -> Option<Collector> {
@@ -66,7 +71,7 @@ fn read_metrics_push(field: &Field<'_>) -> Option<MetricsPush> {
 }
 
 /// Reads an OTLP collector.
-fn read_otlp_collector(fields: &Fields<'_>, signal: Signal) -> Option<Collector> {
+fn read_otlp_collector(fields: &MapFields<'_>, signal: Signal) -> Option<Collector> {
     const WORDS: &[(&str, CollectorProtocol)] =
         &[("http", CollectorProtocol::OtlpHttp), ("grpc", CollectorProtocol::OtlpGrpc)];
     let protocol = match fields.find("protocol") {
@@ -77,21 +82,23 @@ fn read_otlp_collector(fields: &Fields<'_>, signal: Signal) -> Option<Collector>
 }
 
 fn read_endpoint(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     signal: Signal,
     protocol: CollectorProtocol,
 ) -> Option<Collector> {
     let endpoint = fields.require("endpoint")?;
     match Collector::parse(signal, protocol, endpoint.read_text()?) {
         Ok(collector) => Some(collector),
-        Err(why) => {
+        Err(reason) => {
             let hint = match protocol {
                 CollectorProtocol::OtlpHttp => "correct it, as in `http://127.0.0.1:4318`",
                 CollectorProtocol::OtlpGrpc => "correct it, as in `http://127.0.0.1:4317`",
                 CollectorProtocol::Zipkin => "correct it, as in `http://127.0.0.1:9411`",
             };
-            endpoint
-                .reject(format!("{} is not a valid endpoint: {why}", endpoint.shown_url()), hint);
+            endpoint.reject(
+                format!("{} is not a valid endpoint: {reason}", endpoint.shown_url()),
+                hint,
+            );
             None
         }
     }
@@ -102,14 +109,14 @@ fn access_log(field: &Field<'_>) -> Option<AccessLog> {
     let sampling = read_sampling(&fields, Sampling::ALL);
     let errors = read_flag(&fields, "errors");
     let form = match fields.find("template") {
-        Some(field) => read_template(field).map(LogForm::Template),
-        None => Some(LogForm::Json),
+        Some(field) => read_template(field).map(LogFormat::Template),
+        None => Some(LogFormat::Json),
     };
     let collector = match fields.find("export") {
         Some(export) => Some(log_collector(export)?),
         None => None,
     };
-    Some(AccessLog { sampling: sampling?, errors: errors?, form: form?, collector })
+    Some(AccessLog { sampling: sampling?, errors: errors?, format: form?, collector })
 }
 
 fn log_collector(export: &Field<'_>) -> Option<Collector> {
@@ -146,7 +153,7 @@ fn read_template(field: &Field<'_>) -> Option<LogTemplate> {
     None
 }
 
-fn read_sampling(fields: &Fields<'_>, default: Sampling) -> Option<Sampling> {
+fn read_sampling(fields: &MapFields<'_>, default: Sampling) -> Option<Sampling> {
     const REMEDY: &str = "use one from `0%` to `100%` with at most four decimals, such as `1%`";
     let Some(field) = fields.find("sampling") else { return Some(default) };
     let text = field.read_literal()?;
@@ -163,7 +170,7 @@ fn read_sampling(fields: &Fields<'_>, default: Sampling) -> Option<Sampling> {
 }
 
 /// Reads a boolean that defaults to true.
-fn read_flag(fields: &Fields<'_>, key: &str) -> Option<bool> {
+fn read_flag(fields: &MapFields<'_>, key: &str) -> Option<bool> {
     match fields.find(key) {
         Some(field) => field.read_boolean(),
         None => Some(true),

@@ -5,12 +5,12 @@ use leno_model::{
     RouteGroupName, ServiceAccount, TargetRule, TcpRoute, TcpRouteName, TrafficTarget, ValueMatch,
 };
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::header_name;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
-pub(super) fn traffic_target(head: Head, spec: &Field<'_>) -> Option<TrafficTarget> {
+pub(super) fn traffic_target(head: ObjectMetadata, spec: &Field<'_>) -> Option<TrafficTarget> {
     let fields = spec.read_fields(&["destination", "sources", "rules"])?;
     let name = PolicyName { namespace: head.namespace, name: head.name };
     let destination =
@@ -54,7 +54,7 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
     let fields = rule.read_fields(&["kind", "name", "matches"])?;
     let name = fields.require("name").and_then(Field::read_name);
     let kind = fields.require("kind")?;
-    if matches!(kind.value(), Value::Text(text) if text == "UDPRoute") {
+    if matches!(kind.value(), NodeValue::Text(text) if text == "UDPRoute") {
         kind.reject(
             "\"UDPRoute\" is not supported: the mesh carries no UDP",
             "remove the rule, or use `HTTPRouteGroup` or `TCPRoute`",
@@ -85,12 +85,12 @@ fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
 }
 
 fn warn_if_empty(field: &Field<'_>, consequence: &str) {
-    if matches!(field.value(), Value::List(list) if list.is_empty()) {
+    if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
         field.warn(format!("is empty, so {consequence}"), "add an element");
     }
 }
 
-pub(super) fn http_route_group(head: Head, spec: &Field<'_>) -> Option<HttpRouteGroup> {
+pub(super) fn http_route_group(head: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRouteGroup> {
     let fields = spec.read_fields(&["matches"])?;
     let mut matches: Vec<NamedMatch> = Vec::new();
     for element in fields.require("matches")?.read_list(LIST_MAX)? {
@@ -130,7 +130,7 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
 }
 
 /// Reads methods; an empty list, or `*` in it, means all methods.
-pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
+pub(super) fn read_methods(fields: &MapFields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
     let mut any = false;
     for method in fields.read_each("methods", LIST_MAX, |field| field.read_choice(METHODS)) {
@@ -148,7 +148,7 @@ pub(super) fn read_methods(fields: &Fields<'_>) -> Vec<String> {
 /// Reads a list of maps with one entry each, or one map; all entries must match.
 fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     let maps = match field.value() {
-        Value::List(_) => field.read_list(LIST_MAX).unwrap_or_default(),
+        NodeValue::List(_) => field.read_list(LIST_MAX).unwrap_or_default(),
         _ => vec![field.clone()],
     };
     let mut headers: Vec<FieldMatch> = Vec::new();
@@ -165,13 +165,13 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
     headers
 }
 
-pub(super) fn tcp_route(head: Head, spec: &Field<'_>) -> Option<TcpRoute> {
+pub(super) fn tcp_route(head: ObjectMetadata, spec: &Field<'_>) -> Option<TcpRoute> {
     let fields = spec.read_fields(&["matches"])?;
     let matches = fields.require("matches")?.read_fields(&["ports"])?;
     let ports = match matches.find("ports") {
         None => PortSet::All,
         Some(field) => {
-            if matches!(field.value(), Value::List(list) if list.is_empty()) {
+            if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {
                 field.reject(
                     "is empty, which is ambiguous",
                     "list the allowed ports, or leave `ports` out to allow all",

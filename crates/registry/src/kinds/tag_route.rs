@@ -4,18 +4,18 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerRule, Callers, FallbackPolicy, FieldTest, Name, RuleOrigin, ServiceName, Sticky,
+    CallerMatch, CallerRule, FallbackPolicy, FieldTest, Name, RuleOrigin, ServiceName, StickyKey,
     TagDialect, TagMatch, TagRoute, TagRouteName, TagRule, TagRules, TagScope, TagSet, TagSplit,
-    TagTarget, TagValue, ValueTest, Weights,
+    TagTarget, TagValue, ValueTest, WeightUnit,
 };
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::header_name;
 use super::request_test::{only_one, read_match, read_tests};
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<TagRoute> {
     let fields = spec.read_fields(&[
         "service",
         "port",
@@ -48,7 +48,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TagRoute> {
 }
 
 fn is_empty_list(field: &Field<'_>) -> bool {
-    matches!(field.value(), Value::List(list) if list.is_empty())
+    matches!(field.value(), NodeValue::List(list) if list.is_empty())
 }
 
 fn rule_origin(name: &TagRouteName, index: usize) -> RuleOrigin {
@@ -56,7 +56,7 @@ fn rule_origin(name: &TagRouteName, index: usize) -> RuleOrigin {
     RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index }
 }
 
-fn read_scope(fields: &Fields<'_>, namespace: &Name) -> Option<TagScope> {
+fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
     let key = only_one(fields, &["service", "scope"])?;
     let port = fields.find("port");
     if key == "scope" {
@@ -83,7 +83,7 @@ fn read_fallback_policy(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
         ("fail", None),
     ];
     let words = match field.value() {
-        Value::List(_) => {
+        NodeValue::List(_) => {
             let words = field.read_each(WORDS.len(), |word| word.read_choice(WORDS));
             if words.is_empty() {
                 field.reject("is empty", "use `any`, `default` or `fail`");
@@ -123,7 +123,7 @@ fn read_rule(
     };
     let from = match fields.find("from") {
         Some(field) => read_from(field, &origin.name.namespace)?,
-        None => Callers::default(),
+        None => CallerMatch::default(),
     };
     let matches = match fields.find("match") {
         Some(field) => read_match(field)?,
@@ -145,7 +145,7 @@ fn read_rule(
     Some(TagRule { origin, precedence, from, matches, split, fallback, fallback_policy, sticky })
 }
 
-fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
+fn read_from(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
     let fields = field.read_fields(&["service", "namespace", "tags"])?;
     let namespace = match fields.find("namespace") {
         Some(field) => field.read_label()?,
@@ -160,7 +160,7 @@ fn read_from(field: &Field<'_>, namespace: &Name) -> Option<Callers> {
         field.reject("is empty", "name a `service` or `tags`, or remove it");
         return None;
     }
-    Some(Callers { service, tags, ..Callers::default() })
+    Some(CallerMatch { service, tags, ..CallerMatch::default() })
 }
 
 fn read_split(field: &Field<'_>) -> Option<TagSplit> {
@@ -171,7 +171,7 @@ fn read_split(field: &Field<'_>) -> Option<TagSplit> {
         field.reject("has no target with a weight above 0", "add one");
         return None;
     }
-    Some(TagSplit { targets, weights: Weights::Relative })
+    Some(TagSplit { targets, weights: WeightUnit::Relative })
 }
 
 fn read_target(element: &Field<'_>) -> Option<TagTarget> {
@@ -198,17 +198,17 @@ fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
     Some(tags.into_iter().map(|(name, value)| (name, TagValue::Is(value))).collect())
 }
 
-fn read_sticky(field: &Field<'_>) -> Option<Sticky> {
+fn read_sticky(field: &Field<'_>) -> Option<StickyKey> {
     let fields = field.read_fields(&["header", "cookie"])?;
     let key = only_one(&fields, &["header", "cookie"])?;
     let value = fields.find(key)?;
     match key {
-        "header" => header_name(value, value.read_text()?).map(Sticky::Header),
-        _ => Some(Sticky::Cookie(value.read_text()?.to_owned())),
+        "header" => header_name(value, value.read_text()?).map(StickyKey::Header),
+        _ => Some(StickyKey::Cookie(value.read_text()?.to_owned())),
     }
 }
 
-fn read_prefer_same_tag(fields: &Fields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
+fn read_prefer_same_tag(fields: &MapFields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
     let elements = fields.find("preferSameTag").and_then(|list| list.read_list(TARGETS_MAX));
     let elements = elements.unwrap_or_default();
     let rules = elements.iter().enumerate();
@@ -230,13 +230,13 @@ fn read_preference(element: &Field<'_>, origin: RuleOrigin) -> Option<CallerRule
         None => Some(0),
     };
     let present = |name: &String| FieldTest { name: name.clone(), test: ValueTest::Present };
-    let from = Callers { tags: tags.iter().map(present).collect(), ..Callers::default() };
+    let from = CallerMatch { tags: tags.iter().map(present).collect(), ..CallerMatch::default() };
     let same = tags.into_iter().map(|tag| (tag, TagValue::Callers)).collect();
     let target = TagTarget { weight: 1, set: TagSet::All(same) };
     Some(CallerRule {
         origin,
         from,
-        split: TagSplit { targets: vec![target], weights: Weights::Relative },
+        split: TagSplit { targets: vec![target], weights: WeightUnit::Relative },
         min_percent: number("minPercent", 100)?,
         min_total: number("minTotal", WEIGHT_MAX)?,
         goes_on: true,

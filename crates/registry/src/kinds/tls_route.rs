@@ -2,11 +2,11 @@
 
 use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::{BACKENDS_MAX, read_backend, read_parents};
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<TlsRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     let route = RouteName { namespace: head.namespace, name: head.name };
     let parents = read_parents(&fields, &route.namespace);
@@ -18,7 +18,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<TlsRoute> {
 
 /// Reads the backends of its only rule.
 pub(super) fn read_backends(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     route: &RouteName,
 ) -> Option<Vec<WeightedBackend>> {
     let rules = fields.require("rules")?;
@@ -41,7 +41,7 @@ pub(super) fn read_backends(
 }
 
 /// Reads at least one host name: a route without names would also match sessions without a server name.
-pub(super) fn read_hostnames(fields: &Fields<'_>) -> Option<Vec<HostPattern>> {
+pub(super) fn read_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
     let field = fields.require("hostnames")?;
     let hostnames = read_patterns(field)?;
     if field.read_list(HOSTNAMES_MAX).is_some_and(|elements| elements.is_empty()) {

@@ -4,11 +4,11 @@ use leno_model::{
     Name, RouteGroupName, RouteName, RouteParent, ServiceName, SplitBackend, TrafficSplit,
 };
 
-use super::Head;
+use super::ObjectMetadata;
 use super::http_route::WEIGHT_MAX;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>, version: &str) -> Option<TrafficSplit> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>, version: &str) -> Option<TrafficSplit> {
     let fields = spec.read_fields(&["service", "backends", "matches"])?;
     let name = RouteName { namespace: head.namespace, name: head.name };
     let root = fields.require("service").and_then(|field| read_root(field, &name.namespace));
@@ -38,7 +38,7 @@ fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     Some(root)
 }
 
-fn read_backends(fields: &Fields<'_>, namespace: &Name) -> Option<Vec<SplitBackend>> {
+fn read_backends(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<SplitBackend>> {
     let field = fields.require("backends")?;
     let mut backends: Vec<SplitBackend> = Vec::new();
     let elements = field.read_list(BACKENDS_MAX)?;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use leno_model::{
     BalanceAlgorithm, LoadBalancing, Name, PolicyScope, RouteParent, ServiceName,
-    ServicePolicyName, WarmUp,
+    ServicePolicyName, SlowStart,
 };
 
 use super::service_policy::{number_or, percent_or, time_or};
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(
     name: &ServicePolicyName,
@@ -34,9 +34,10 @@ pub(super) fn read(
     let (time, percent_min) = (time?, percent_min?);
     whole?;
     let service = ServiceName { namespace: name.namespace.clone(), name: own_service(spec, name)? };
-    let warm_up = is_on.then_some(WarmUp { time, percent_min });
+    let warm_up = is_on.then_some(SlowStart { time, percent_min });
     // The same as a LoadBalancing with only a warm-up.
-    let rule = LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, warm_up };
+    let rule =
+        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start: warm_up };
     Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
 }
 
@@ -53,7 +54,7 @@ fn own_service(spec: &Field<'_>, name: &ServicePolicyName) -> Option<Name> {
 }
 
 /// Accepts only the default: shares grow linearly here.
-fn check_aggression(fields: &Fields<'_>) {
+fn check_aggression(fields: &MapFields<'_>) {
     let Some(field) = fields.find("aggression") else { return };
     let is_even = field.read_literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
     if !is_even {

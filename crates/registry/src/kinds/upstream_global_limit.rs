@@ -10,7 +10,7 @@ use leno_model::{
 use super::http_route::header_name;
 use super::request_test::only_one;
 use super::service_policy::time_or;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// Reads `global`: the rate limit service, and the descriptors of every request.
 pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
@@ -50,7 +50,7 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
 
 /// Reads the field `descriptors` for requests that match `like`; empty if absent.
 pub(super) fn read_descriptors(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     like: &RequestMatch,
 ) -> Option<Vec<Descriptor>> {
     let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
@@ -142,20 +142,20 @@ fn read_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     let port = fields.require("port").and_then(Field::read_port);
     let (host, port) = (host?, port?);
     match Server::parse(&format!("http://{}:{port}", host.read_text()?)) {
-        Ok(server) => Some(CheckServiceAddress::Outside(server)),
-        Err(why) => {
-            let problem = format!("{} is not a valid host: {why}", host.quoted_value());
+        Ok(server) => Some(CheckServiceAddress::External(server)),
+        Err(reason) => {
+            let problem = format!("{} is not a valid host: {reason}", host.quoted_value());
             host.reject(problem, "use a host name or an address");
             None
         }
     }
 }
 
-fn read_required_text(fields: &Fields<'_>, key: &str) -> Option<String> {
+fn read_required_text(fields: &MapFields<'_>, key: &str) -> Option<String> {
     fields.require(key)?.read_text().map(str::to_owned)
 }
 
-fn flag_or(fields: &Fields<'_>, key: &str, default: bool) -> Option<bool> {
+fn flag_or(fields: &MapFields<'_>, key: &str, default: bool) -> Option<bool> {
     match fields.find(key) {
         Some(field) => field.read_boolean(),
         None => Some(default),

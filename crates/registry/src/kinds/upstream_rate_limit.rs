@@ -6,18 +6,18 @@ use leno_model::{Descriptor, FixedResponse, PathMatch, Rate, RateLimitKey, RateL
 
 use super::response::read_headers;
 use super::upstream_global_limit as global;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 
 /// The meaning of `burst`, which differs between OSM and FSM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Burst {
+pub(super) enum BurstMeaning {
     /// Added to the bucket's capacity (OSM).
     Added,
     /// Replaces the bucket's capacity, if given (FSM).
     Instead,
 }
 
-impl Burst {
+impl BurstMeaning {
     pub(super) fn for_version(version: &str) -> Self {
         match version.starts_with("policy.flomesh.io/") {
             true => Self::Instead,
@@ -35,7 +35,7 @@ impl Burst {
 }
 
 /// Reads the limits of a `spec`: limits of paths precede the limit of all requests, which they replace.
-pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
+pub(super) fn read(spec: &MapFields<'_>, burst: BurstMeaning) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     let mut descriptors = Vec::new();
     for (index, route) in route_list(spec)?.iter().enumerate() {
@@ -73,7 +73,7 @@ pub(super) fn read(spec: &Fields<'_>, burst: Burst) -> Option<RateLimits> {
 
 /// Adds the descriptors of routes, which are sent to the configured rate limit service.
 fn add_descriptors(
-    spec: &Fields<'_>,
+    spec: &MapFields<'_>,
     mut limits: RateLimits,
     descriptors: Vec<Descriptor>,
 ) -> Option<RateLimits> {
@@ -101,7 +101,7 @@ fn add_descriptors(
 fn read_route<'a>(
     route: &Field<'a>,
     index: usize,
-    burst: Burst,
+    burst: BurstMeaning,
     rules: &mut Vec<RateRule>,
 ) -> Option<(String, Option<Field<'a>>)> {
     let fields = route.read_fields(&["path", "rateLimit"])?;
@@ -135,7 +135,7 @@ fn read_route<'a>(
 }
 
 /// Reads the local limits, counted per sidecar.
-fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Option<()> {
+fn read_local(local: &Field<'_>, burst: BurstMeaning, limits: &mut RateLimits) -> Option<()> {
     let fields = local.read_fields(&["tcp", "http"])?;
     if let Some(tcp) = fields.find("tcp") {
         let fields = tcp.read_fields(&["connections", "unit", "burst"])?;
@@ -150,14 +150,14 @@ fn read_local(local: &Field<'_>, burst: Burst, limits: &mut RateLimits) -> Optio
     Some(())
 }
 
-fn route_list<'a>(spec: &Fields<'a>) -> Option<Vec<Field<'a>>> {
+fn route_list<'a>(spec: &MapFields<'a>) -> Option<Vec<Field<'a>>> {
     match spec.find("httpRoutes") {
         Some(field) => field.read_list(ROUTES_MAX),
         None => Some(Vec::new()),
     }
 }
 
-fn read_requests(field: &Field<'_>, name: String, burst: Burst) -> Option<RateRule> {
+fn read_requests(field: &Field<'_>, name: String, burst: BurstMeaning) -> Option<RateRule> {
     let fields = field.read_fields(&[
         "requests",
         "unit",
@@ -192,7 +192,7 @@ fn read_requests(field: &Field<'_>, name: String, burst: Burst) -> Option<RateRu
     })
 }
 
-fn read_rate(fields: &Fields<'_>, key: &str, burst: Burst) -> Option<Rate> {
+fn read_rate(fields: &MapFields<'_>, key: &str, burst: BurstMeaning) -> Option<Rate> {
     let count = fields.require(key).and_then(|field| field.read_number(1, Rate::COUNT_MAX));
     let time = fields.require("unit").and_then(|field| field.read_choice(UNITS));
     let more = match fields.find("burst") {

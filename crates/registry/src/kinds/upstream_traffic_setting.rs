@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, FailureClasses, FixedResponse, Name, PolicyScope, RateLimits, RouteParent,
-    ServiceName, Slow, TooMany, Trip,
+    CircuitBreaker, FailureClasses, FailureThreshold, FixedResponse, Name, PolicyScope, RateLimits,
+    RouteParent, ServiceName, SlowRequests, TripConditions,
 };
 
 use super::circuit_breaker::{
@@ -12,12 +12,12 @@ use super::circuit_breaker::{
 };
 use super::response::read_body;
 use super::service_policy::{read_duration_within, read_limit, read_share};
-use super::upstream_rate_limit::{self, Burst};
-use crate::field::{Field, Fields};
+use super::upstream_rate_limit::{self, BurstMeaning};
+use crate::field::{Field, MapFields};
 
 pub(super) fn read(
     namespace: &Name,
-    burst: Burst,
+    burst: BurstMeaning,
     spec: &Field<'_>,
 ) -> Option<(PolicyScope, (CircuitBreaker, RateLimits))> {
     let fields = spec.read_fields(&["host", "connectionSettings", "rateLimit", "httpRoutes"])?;
@@ -81,7 +81,7 @@ fn read_http(field: &Field<'_>, rule: &mut CircuitBreaker) -> Option<()> {
     Some(())
 }
 
-fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
+fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResponse)> {
     let fields = field.read_fields(&[
         "statTimeWindow",
         "minRequestAmount",
@@ -104,7 +104,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
         fields.require("minRequestAmount").and_then(|it| it.read_number(1, COUNT_MAX));
     let failed = too_many(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
     let slow = read_slow(&fields)?;
-    if failed == TooMany::default() && slow.is_none() {
+    if failed == FailureThreshold::default() && slow.is_none() {
         field.reject("never opens", "add `errorRatioThreshold` or another threshold");
     }
     let status = match fields.find("degradedStatusCode") {
@@ -120,7 +120,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
     };
     let body = read_body(&fields, "degradedResponseContent")?;
     let window = window?;
-    let trip = Trip {
+    let trip = TripConditions {
         failures: FailureClasses {
             connect: true,
             timeout: true,
@@ -142,22 +142,22 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(Trip, FixedResponse)> {
     Some((trip, FixedResponse { status: Some(status), body, headers: Vec::new() }))
 }
 
-fn read_slow(fields: &Fields<'_>) -> Option<Option<Slow>> {
+fn read_slow(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
     let too_many = too_many(fields, "slowAmountThreshold", "slowRatioThreshold")?;
     let threshold = match fields.find("slowTimeThreshold") {
         Some(field) => {
-            if too_many == TooMany::default() {
+            if too_many == FailureThreshold::default() {
                 field.reject("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
             slow_threshold(field)?
         }
         None => SLOW_DEFAULT,
     };
-    Some((too_many != TooMany::default()).then_some(Slow { threshold, too_many }))
+    Some((too_many != FailureThreshold::default()).then_some(SlowRequests { threshold, too_many }))
 }
 
 /// Reads the thresholds for an amount and for a ratio.
-fn too_many(fields: &Fields<'_>, amount: &str, ratio: &str) -> Option<TooMany> {
+fn too_many(fields: &MapFields<'_>, amount: &str, ratio: &str) -> Option<FailureThreshold> {
     let share_ppm = match fields.find(ratio) {
         Some(field) => match read_share(field)? {
             0 => {
@@ -172,7 +172,7 @@ fn too_many(fields: &Fields<'_>, amount: &str, ratio: &str) -> Option<TooMany> {
         Some(field) => Some(field.read_number(1, COUNT_MAX)?),
         None => None,
     };
-    Some(TooMany { share_ppm, number })
+    Some(FailureThreshold { share_ppm, number })
 }
 
 /// Parses `NAME.NAMESPACE`, with or without a cluster domain suffix.

@@ -8,13 +8,13 @@ use leno_model::{
     Weight, Workload, WorkloadName, WorkloadPort,
 };
 
-use super::Head;
+use super::ObjectMetadata;
 use super::mesh_config::read_admission;
 use super::service_policy::number_or;
-use crate::document::Value;
-use crate::field::{Field, Fields};
+use crate::document::NodeValue;
+use crate::field::{Field, MapFields};
 
-pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
+pub(super) fn read(head: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
     let fields = spec.read_fields(FIELDS)?;
     let account = match fields.find("serviceAccount") {
         Some(field) => field.read_name(),
@@ -54,7 +54,7 @@ pub(super) fn read(head: Head, spec: &Field<'_>) -> Option<Workload> {
 }
 
 /// Rejects the control plane's account: sidecars would accept the workload as the control plane.
-fn accept_account(fields: &Fields<'_>, namespace: &Name, name: &Name) -> bool {
+fn accept_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool {
     let reserved = namespace.as_str() == CONTROL_NAMESPACE && name.as_str() == CONTROL_ACCOUNT;
     if reserved {
         let field = fields.find("serviceAccount");
@@ -82,7 +82,7 @@ fn read_address(field: &Field<'_>) -> Option<IpAddr> {
     Some(address)
 }
 
-fn read_ports(fields: &Fields<'_>) -> Vec<WorkloadPort> {
+fn read_ports(fields: &MapFields<'_>) -> Vec<WorkloadPort> {
     let Some(elements) = fields.find("ports").and_then(|ports| ports.read_list(PORTS_MAX)) else {
         return Vec::new();
     };
@@ -119,7 +119,7 @@ fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
     Some(WorkloadPort { name: name.flatten(), port: port?, protocol })
 }
 
-fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
+fn read_env(fields: &MapFields<'_>) -> BTreeMap<String, String> {
     let Some(field) = fields.find("env") else {
         return BTreeMap::new();
     };
@@ -146,7 +146,7 @@ fn read_env(fields: &Fields<'_>) -> BTreeMap<String, String> {
 
 /// The program and its arguments.
 fn read_command(field: &Field<'_>) -> Vec<String> {
-    let Value::Text(text) = field.value() else {
+    let NodeValue::Text(text) = field.value() else {
         return field.read_each(RUN_ARGUMENTS_MAX, Field::read_literal);
     };
     field.reject(format!("is {}, not a list", field.quoted_value()), command_remedy(text));
@@ -165,7 +165,7 @@ fn command_remedy(text: &str) -> String {
 }
 
 /// Reads the settings of the command in `run`.
-fn read_run_options(fields: &Fields<'_>, ports: &[WorkloadPort]) -> RunOptions {
+fn read_run_options(fields: &MapFields<'_>, ports: &[WorkloadPort]) -> RunOptions {
     for name in ["cwd", "user", "readiness"] {
         if let Some(field) = fields.find(name)
             && fields.find("run").is_none()
@@ -249,7 +249,7 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     Some(HttpGet { port: number, path })
 }
 
-fn read_listeners(fields: &Fields<'_>, namespace: &Name) -> Vec<OutboundListener> {
+fn read_listeners(fields: &MapFields<'_>, namespace: &Name) -> Vec<OutboundListener> {
     let elements = fields.find("outbound").and_then(|f| f.read_list(LISTENERS_MAX));
     let mut outbound_listeners: Vec<OutboundListener> = Vec::new();
     for element in elements.unwrap_or_default() {
@@ -307,7 +307,7 @@ fn read_listen(field: &Field<'_>) -> Option<SocketAddr> {
 
 /// Rejects a listener on the application's own address and port.
 fn refuse_listeners_on_own_ports(
-    fields: &Fields<'_>,
+    fields: &MapFields<'_>,
     outbound_listeners: &[OutboundListener],
     address: IpAddr,
     ports: &[WorkloadPort],

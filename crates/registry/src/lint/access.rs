@@ -6,11 +6,11 @@ use leno_model::{
 };
 
 use super::suggestion::{known, suggest_name};
-use super::{Lint, World};
-use crate::rejected::{Place, Warning};
+use super::{ObjectIndex, WarningCollector};
+use crate::rejected::{DocumentLocation, Warning};
 
-impl World<'_> {
-    pub(super) fn lint_mesh_config(&self, config: &MeshConfig, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_mesh_config(&self, config: &MeshConfig, lint: &mut WarningCollector<'_>) {
         for name in config.namespaces.keys() {
             let mut workloads = self.workloads.iter();
             if workloads.any(|workload| workload.name.namespace == *name) {
@@ -18,11 +18,11 @@ impl World<'_> {
             }
             if config.annotated.contains(name) {
                 lint.warnings.push(Warning {
-                    at: Place {
+                    at: DocumentLocation {
                         kind: Some("Namespace".to_owned()),
                         name: Some(name.to_string()),
                         field: Some("metadata.annotations".to_owned()),
-                        ..Place::default()
+                        ..DocumentLocation::default()
                     },
                     problem: "no pod with a sidecar is in the namespace, so no sidecar enforces \
                               them"
@@ -43,7 +43,7 @@ impl World<'_> {
     }
 
     /// Warns about a workload with settings below the mesh minimum.
-    pub(super) fn lint_floor(&self, workload: &Workload, lint: &mut Lint<'_>) {
+    pub(super) fn lint_floor(&self, workload: &Workload, lint: &mut WarningCollector<'_>) {
         for it in self.config.overruled_in(&workload.name.namespace, workload.admission) {
             lint.add_warning(
                 format!("spec.{}", it.field),
@@ -54,7 +54,7 @@ impl World<'_> {
     }
 
     /// Warns about a workload that denies by default and to which no policy allows access.
-    pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut Lint<'_>) {
+    pub(super) fn lint_unmentioned(&self, workload: &Workload, lint: &mut WarningCollector<'_>) {
         let account = &workload.account;
         let default_policy = self.config.mode_of(workload);
         let allows = |policy: &&AccessPolicy| {
@@ -79,7 +79,11 @@ impl World<'_> {
         );
     }
 
-    pub(super) fn lint_access_policy(&self, policy: &AccessPolicy, lint: &mut Lint<'_>) {
+    pub(super) fn lint_access_policy(
+        &self,
+        policy: &AccessPolicy,
+        lint: &mut WarningCollector<'_>,
+    ) {
         let namespace = &policy.name.namespace;
         for (index, name) in policy.accounts.iter().enumerate() {
             let account = ServiceAccount { namespace: namespace.clone(), name: name.clone() };
@@ -122,7 +126,7 @@ impl World<'_> {
         rule: &PolicyRule,
         field: &str,
         workloads: &[&Workload],
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         for (index, peer) in rule.peers.iter().enumerate() {
             if !self.accounts.iter().any(|account| peer.matches_account(account)) {
@@ -181,7 +185,12 @@ impl World<'_> {
 }
 
 /// Warns about a rule that is shadowed by another rule of the policy.
-fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lint: &mut Lint<'_>) {
+fn lint_shadowed_rule(
+    policy: &AccessPolicy,
+    rule: &PolicyRule,
+    field: &str,
+    lint: &mut WarningCollector<'_>,
+) {
     let everything = |other: &&PolicyRule| {
         !other.is_about_requests()
             && (other.ports == PortSet::All || other.ports == rule.ports)
@@ -200,7 +209,7 @@ fn lint_shadowed_rule(policy: &AccessPolicy, rule: &PolicyRule, field: &str, lin
 
 #[cfg(test)]
 mod tests {
-    use leno_model::{Admission, Name, Object};
+    use leno_model::{AdmissionSettings, Name, Object};
 
     use super::*;
     use crate::lint_objects;
@@ -209,7 +218,7 @@ mod tests {
     #[test]
     fn a_namespace_without_members_is_named_with_the_object_that_sets_its_mode() {
         let st = Name::new("st").unwrap();
-        let admission = Admission { default_policy: Some(DefaultPolicy::Deny), mtls: None };
+        let admission = AdmissionSettings { default_policy: Some(DefaultPolicy::Deny), mtls: None };
         let mut config = MeshConfig::default();
         config.namespaces.insert(st.clone(), admission);
         let of = |config: &MeshConfig| {

@@ -5,9 +5,9 @@ use leno_model::{
     ServicePolicy, ServicePolicyKind, ServiceRule, ValueMatch,
 };
 
-use super::Lint;
+use super::WarningCollector;
 
-pub(super) fn lint_route(route: &HttpRoute, lint: &mut Lint<'_>) {
+pub(super) fn lint_route(route: &HttpRoute, lint: &mut WarningCollector<'_>) {
     if route.kind != RouteKind::Http {
         // The reader of a GRPCRoute builds the path from the method match.
         return;
@@ -19,7 +19,7 @@ pub(super) fn lint_route(route: &HttpRoute, lint: &mut Lint<'_>) {
     }
 }
 
-pub(super) fn lint_group(group: &HttpRouteGroup, lint: &mut Lint<'_>) {
+pub(super) fn lint_group(group: &HttpRouteGroup, lint: &mut WarningCollector<'_>) {
     for (named, index) in group.matches.iter().zip(0..) {
         let field = format!("spec.matches[{index}]");
         if let PathMatch::Regex(path) = &named.request.path {
@@ -31,7 +31,7 @@ pub(super) fn lint_group(group: &HttpRouteGroup, lint: &mut Lint<'_>) {
     }
 }
 
-pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
+pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
     let is_osm = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
     if is_osm && let Some(limits) = policy.rule.rate_limits() {
         let said = limits.rules.iter().flat_map(|rule| &rule.requests);
@@ -54,7 +54,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     }
 }
 
-pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
+pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut WarningCollector<'_>) {
     let mut counts = [0, 0];
     for rule in &policy.rules {
         let count = &mut counts[usize::from(rule.action == leno_model::PolicyAction::Allow)];
@@ -66,7 +66,7 @@ pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
     }
 }
 
-fn lint_request(request: &RequestMatch, field: &str, lint: &mut Lint<'_>) {
+fn lint_request(request: &RequestMatch, field: &str, lint: &mut WarningCollector<'_>) {
     if let PathMatch::Regex(path) = &request.path {
         lint_path(path, format!("{field}.path.value"), lint);
     }
@@ -78,7 +78,7 @@ fn lint_request(request: &RequestMatch, field: &str, lint: &mut Lint<'_>) {
     }
 }
 
-fn lint_path(path: &str, field: String, lint: &mut Lint<'_>) {
+fn lint_path(path: &str, field: String, lint: &mut WarningCollector<'_>) {
     lint_anchors(path, &field, lint);
     let inner = path.strip_prefix('^').unwrap_or(path);
     if begins_with_no_slash(inner) {
@@ -99,7 +99,7 @@ fn lint_path(path: &str, field: String, lint: &mut Lint<'_>) {
     }
 }
 
-fn lint_field(said: &FieldMatch, field: &str, lint: &mut Lint<'_>) {
+fn lint_field(said: &FieldMatch, field: &str, lint: &mut WarningCollector<'_>) {
     let ValueMatch::Regex(value) = &said.value else { return };
     lint_anchors(value, field, lint);
     if HOSTS.contains(&said.name.as_str()) && has_bare_dot(value) {
@@ -112,7 +112,7 @@ fn lint_field(said: &FieldMatch, field: &str, lint: &mut Lint<'_>) {
 }
 
 /// Warns about anchors, which have no effect because the whole value is matched.
-fn lint_anchors(text: &str, field: &str, lint: &mut Lint<'_>) {
+fn lint_anchors(text: &str, field: &str, lint: &mut WarningCollector<'_>) {
     let ends = text.ends_with('$') && !text.ends_with(r"\$");
     if text.starts_with('^') || ends {
         lint.add_warning(

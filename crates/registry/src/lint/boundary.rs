@@ -2,14 +2,14 @@
 
 use leno_model::{
     AccessCert, Egress, EgressPolicy, IngressBackend, IngressPolicy, IngressSource, Name,
-    RouteGroupName, ServiceName, Sponsor, Workload, check_subject,
+    RouteGroupName, ServiceName, SubjectScope, Workload, check_subject,
 };
 
 use super::suggestion::{known, suggest_name};
-use super::{Lint, Reference, World, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
-impl World<'_> {
-    pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_ingress(&self, policy: &IngressPolicy, lint: &mut WarningCollector<'_>) {
         let namespace = &policy.name.namespace;
         for (index, backend) in policy.backends.iter().enumerate() {
             self.lint_opened(namespace, index, backend, lint);
@@ -19,7 +19,8 @@ impl World<'_> {
             let field = format!("spec.sources[{index}]");
             match source {
                 IngressSource::Service(service) => {
-                    let reference = Reference { service, port: None, field, name_field: "name" };
+                    let reference =
+                        ServiceReference { service, port: None, field, name_field: "name" };
                     self.lint_reference(&reference, lint);
                 }
                 IngressSource::Principal(id) if id.trust_domain != self.config.trust_domain => {
@@ -38,7 +39,7 @@ impl World<'_> {
     }
 
     /// A name in our own trust domain is an account; any other must be an external principal.
-    fn lint_named(&self, name: &Name, field: String, lint: &mut Lint<'_>) {
+    fn lint_named(&self, name: &Name, field: String, lint: &mut WarningCollector<'_>) {
         let own = &self.config.trust_domain;
         let is_account = IngressSource::Named(name.clone()).account_in(own).is_some();
         if !is_account && !self.external_principals.contains(name) {
@@ -50,17 +51,17 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn lint_access_cert(&self, cert: &AccessCert, lint: &mut Lint<'_>) {
-        let sponsor = Sponsor::Namespace(&cert.name.namespace);
+    pub(super) fn lint_access_cert(&self, cert: &AccessCert, lint: &mut WarningCollector<'_>) {
+        let sponsor = SubjectScope::Namespace(&cert.name.namespace);
         for (index, subject) in cert.subjects.iter().enumerate() {
-            if let Err(why) = check_subject(subject, sponsor, &self.config.trust_domain) {
+            if let Err(reason) = check_subject(subject, sponsor, &self.config.trust_domain) {
                 let field = format!("spec.subjectAltNames[{index}]");
-                lint.add_warning(field, why.to_string(), "use a name outside the mesh");
+                lint.add_warning(field, reason.to_string(), "use a name outside the mesh");
             }
         }
     }
 
-    pub(super) fn lint_egress(&self, policy: &EgressPolicy, lint: &mut Lint<'_>) {
+    pub(super) fn lint_egress(&self, policy: &EgressPolicy, lint: &mut WarningCollector<'_>) {
         if self.config.egress == Egress::Allow {
             lint.add_warning(
                 "spec".to_owned(),
@@ -91,12 +92,16 @@ impl World<'_> {
         namespace: &Name,
         index: usize,
         backend: &IngressBackend,
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         let field = format!("spec.backends[{index}]");
         let service = ServiceName { namespace: namespace.clone(), name: backend.service.clone() };
-        let reference =
-            Reference { service: &service, port: None, field: field.clone(), name_field: "name" };
+        let reference = ServiceReference {
+            service: &service,
+            port: None,
+            field: field.clone(),
+            name_field: "name",
+        };
         self.lint_reference(&reference, lint);
         let Some(service) = self.services.get(&service) else { return };
         let mut behind = self.workloads.iter().filter(|it| is_selected(service, it)).peekable();
@@ -114,7 +119,7 @@ impl World<'_> {
         policy: &IngressPolicy,
         index: usize,
         backend: &IngressBackend,
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         let opens_the_same = |other: &&&IngressPolicy| {
             let mut theirs = other.backends.iter();
@@ -133,7 +138,7 @@ impl World<'_> {
         }
     }
 
-    fn lint_groups(&self, groups: &[RouteGroupName], lint: &mut Lint<'_>) {
+    fn lint_groups(&self, groups: &[RouteGroupName], lint: &mut WarningCollector<'_>) {
         for (index, group) in groups.iter().enumerate() {
             if !self.groups.contains_key(group) {
                 lint.add_warning(

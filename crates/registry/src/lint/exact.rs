@@ -1,25 +1,26 @@
 //! Warnings about rules that protect one exact path: subpaths and equivalent paths are not protected.
 
 use leno_model::{
-    AccessPolicy, Guard, PathMatch, PolicyAction, RequestMatch, Required, ServicePolicy,
+    AccessPolicy, PathMatch, PolicyAction, RequestCheck, RequestMatch, ServicePolicy,
+    TokenRequirement,
 };
 
-use super::Lint;
+use super::WarningCollector;
 
-pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut Lint<'_>) {
+pub(super) fn lint_access(policy: &AccessPolicy, lint: &mut WarningCollector<'_>) {
     let denying = policy.rules.iter().filter(|rule| rule.action == PolicyAction::Deny);
     for (rule, place) in denying.zip(0..) {
         lint_requests(&rule.requests, &format!("spec.deny[{place}].requests"), "denies", lint);
     }
 }
 
-pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
+pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
     match policy.rule.server_check() {
-        Some(Guard::Authorization(rule)) => {
+        Some(RequestCheck::Authorization(rule)) => {
             lint_requests(&rule.requests, "spec.matches", "checks", lint);
         }
-        Some(Guard::Tokens(tokens)) => {
-            if let Required::Of(requests) = &tokens.required {
+        Some(RequestCheck::Tokens(tokens)) => {
+            if let TokenRequirement::Matching(requests) = &tokens.required {
                 lint_requests(requests, "spec.requiredFor", "requires a token for", lint);
             }
         }
@@ -27,7 +28,12 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
     }
 }
 
-fn lint_requests(requests: &[RequestMatch], field: &str, verb: &str, lint: &mut Lint<'_>) {
+fn lint_requests(
+    requests: &[RequestMatch],
+    field: &str,
+    verb: &str,
+    lint: &mut WarningCollector<'_>,
+) {
     for (request, index) in requests.iter().zip(0..) {
         let PathMatch::Exact(path) = &request.path else { continue };
         lint.add_warning(

@@ -2,10 +2,14 @@
 
 use leno_model::GatewayTcpRoute;
 
-use super::{Lint, World};
+use super::{ObjectIndex, WarningCollector};
 
-impl World<'_> {
-    pub(super) fn lint_gateway_tcp_route(&self, route: &GatewayTcpRoute, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_gateway_tcp_route(
+        &self,
+        route: &GatewayTcpRoute,
+        lint: &mut WarningCollector<'_>,
+    ) {
         self.lint_parents(&route.parents, lint);
         self.lint_backends(0, &route.rule.backends, lint);
         let name = &route.rule.route;

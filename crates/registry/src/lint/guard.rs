@@ -1,18 +1,24 @@
 //! Warnings about external authorization: check services, and claims of tokens.
 
 use leno_model::{
-    CheckServiceAddress, Guard, PolicyAction, PolicyRule, PortGuard, Required, Service,
-    ServicePolicy, ServicePort, TargetPort, Workload,
+    CheckServiceAddress, PolicyAction, PolicyRule, PortCheck, RequestCheck, Service, ServicePolicy,
+    ServicePort, TargetPort, TokenRequirement, Workload,
 };
 
-use super::{Lint, Reference, World, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
-impl World<'_> {
+impl ObjectIndex<'_> {
     /// Checks that the check service of a policy exists and is not the policy's own target.
-    pub(super) fn lint_check_service(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    pub(super) fn lint_check_service(
+        &self,
+        policy: &ServicePolicy,
+        lint: &mut WarningCollector<'_>,
+    ) {
         let authorization = match policy.rule.server_check() {
-            Some(Guard::Authorization(asked)) => Some((&asked.check_service, "spec.service")),
-            Some(Guard::Tokens(_)) | None => None,
+            Some(RequestCheck::Authorization(asked)) => {
+                Some((&asked.check_service, "spec.service"))
+            }
+            Some(RequestCheck::Tokens(_)) | None => None,
         };
         let global = policy.rule.rate_limits().and_then(|limits| limits.global.as_deref());
         let global = global.map(|limit| (&limit.check_service, "spec.global.service"));
@@ -32,7 +38,10 @@ impl World<'_> {
                 );
             }
             let name_field = "name";
-            self.lint_reference(&Reference { service, port: Some(port), field, name_field }, lint);
+            self.lint_reference(
+                &ServiceReference { service, port: Some(port), field, name_field },
+                lint,
+            );
         }
     }
 
@@ -42,7 +51,7 @@ impl World<'_> {
         rule: &PolicyRule,
         field: &str,
         workloads: &[&Workload],
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         if rule.claims.is_empty() {
             return;
@@ -54,16 +63,17 @@ impl World<'_> {
         };
         let required = |(service, port): (&Service, &ServicePort)| {
             let guards =
-                PortGuard::for_port(self.policies.iter().copied(), &service.name, port.port);
-            guards.into_iter().find_map(|it| match it.guard {
-                Guard::Tokens(tokens) => Some(tokens.required),
-                Guard::Authorization(_) => None,
+                PortCheck::for_port(self.policies.iter().copied(), &service.name, port.port);
+            guards.into_iter().find_map(|it| match it.check {
+                RequestCheck::Tokens(tokens) => Some(tokens.required),
+                RequestCheck::Authorization(_) => None,
             })
         };
         let field = format!("{field}.claims");
         match rule.action {
             PolicyAction::Deny => {
-                let open = all().filter(about).find(|at| required(*at) != Some(Required::Always));
+                let open =
+                    all().filter(about).find(|at| required(*at) != Some(TokenRequirement::Always));
                 let Some((service, port)) = open else { return };
                 lint.add_warning(
                     field,

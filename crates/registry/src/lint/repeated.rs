@@ -8,18 +8,20 @@ use leno_model::{
     ServicePolicy, ServiceRule, TagMatch, ValueMatch,
 };
 
-use super::{Lint, World};
+use super::{ObjectIndex, WarningCollector};
 
 /// The rules of all routes by service and match, in route order.
 #[derive(Default)]
-pub(super) struct Matches<'a>(HashMap<(&'a ServiceName, Canonical<'a>), Vec<Held<'a>>>);
+pub(super) struct RepeatedMatches<'a>(
+    HashMap<(&'a ServiceName, NormalizedMatch<'a>), Vec<MatchingRule<'a>>>,
+);
 
 /// A route, and its first rule with a match.
-type Held<'a> = (&'a HttpRoute, usize);
+type MatchingRule<'a> = (&'a HttpRoute, usize);
 
 /// A match normalized so that the order of headers and parameters is irrelevant.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Canonical<'a> {
+struct NormalizedMatch<'a> {
     path: &'a PathMatch,
     methods: &'a [String],
     headers: Vec<FieldKey<'a>>,
@@ -29,7 +31,7 @@ struct Canonical<'a> {
 /// Name, true for a regular expression, and the value.
 type FieldKey<'a> = (&'a str, bool, &'a str);
 
-impl<'a> Canonical<'a> {
+impl<'a> NormalizedMatch<'a> {
     fn from_match(request: &'a RequestMatch) -> Self {
         let keys = |fields: &'a [FieldMatch]| {
             let key = |field: &'a FieldMatch| match &field.value {
@@ -49,12 +51,12 @@ impl<'a> Canonical<'a> {
     }
 }
 
-impl<'a> Matches<'a> {
+impl<'a> RepeatedMatches<'a> {
     pub(super) fn add_route(&mut self, route: &'a HttpRoute) {
         let services: BTreeSet<&ServiceName> =
             route.parents.iter().map(|parent| &parent.service).collect();
         for (number, rule) in route.rules.iter().enumerate() {
-            for request in rule.matches.iter().map(Canonical::from_match) {
+            for request in rule.matches.iter().map(NormalizedMatch::from_match) {
                 for service in &services {
                     let held = self.0.entry((*service, request.clone())).or_default();
                     // The first rule of a route is sufficient.
@@ -67,7 +69,11 @@ impl<'a> Matches<'a> {
     }
 
     /// Returns the first preceding route with such a match.
-    fn find_preceding(&self, route: &'a HttpRoute, request: &Canonical<'a>) -> Option<Held<'a>> {
+    fn find_preceding(
+        &self,
+        route: &'a HttpRoute,
+        request: &NormalizedMatch<'a>,
+    ) -> Option<MatchingRule<'a>> {
         // A preceding route has all parents of this one, so checking the first suffices.
         let first = &route.parents.first()?.service;
         let held = self.0.get(&(first, request.clone()))?;
@@ -75,12 +81,13 @@ impl<'a> Matches<'a> {
     }
 }
 
-impl<'a> World<'a> {
+impl<'a> ObjectIndex<'a> {
     /// Warns about matches repeated from an earlier rule, of this route or of a preceding one.
-    pub(super) fn lint_repeated(&self, route: &'a HttpRoute, lint: &mut Lint<'_>) {
-        let mut own: HashMap<Canonical<'_>, usize> = HashMap::new();
+    pub(super) fn lint_repeated(&self, route: &'a HttpRoute, lint: &mut WarningCollector<'_>) {
+        let mut own: HashMap<NormalizedMatch<'_>, usize> = HashMap::new();
         for (place, rule) in route.rules.iter().enumerate() {
-            for (index, request) in rule.matches.iter().map(Canonical::from_match).enumerate() {
+            for (index, request) in rule.matches.iter().map(NormalizedMatch::from_match).enumerate()
+            {
                 let before = own.get(&request).filter(|number| **number < place);
                 let before = before.map(|number| format!("spec.rules[{number}]"));
                 let others = || {
@@ -102,7 +109,7 @@ impl<'a> World<'a> {
 }
 
 /// Warns about policy rules after a rule that matches every request.
-pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
+pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
     let all = |requests: &[RequestMatch], peers: usize| {
         peers == 0 && (requests.is_empty() || requests.contains(&RequestMatch::default()))
     };
@@ -129,7 +136,7 @@ pub(super) fn lint_policy(policy: &ServicePolicy, lint: &mut Lint<'_>) {
 }
 
 /// Warns about lane rules after a rule that matches every request.
-pub(super) fn lint_lane(lane: &Lane, lint: &mut Lint<'_>) {
+pub(super) fn lint_lane(lane: &Lane, lint: &mut WarningCollector<'_>) {
     let mut rules: Vec<&LaneRule> = lane.rules.iter().collect();
     rules.sort_by_key(|rule| Reverse(rule.precedence));
     let mut rules = rules.into_iter();

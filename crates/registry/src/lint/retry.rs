@@ -1,13 +1,13 @@
 //! Warnings about retry policies: references, and policies that take precedence.
 
-use leno_model::{Idle, IdleCause, RetryPolicy, ServiceName, no_requests};
+use leno_model::{NoEffect, NoEffectCause, RetryPolicy, ServiceName, no_requests};
 
 use super::service_policy::idle_hint;
 use super::suggestion::{known, suggest_name};
-use super::{Lint, Reference, World};
+use super::{ObjectIndex, ServiceReference, WarningCollector};
 
-impl World<'_> {
-    pub(super) fn lint_retry(&self, policy: &RetryPolicy, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_retry(&self, policy: &RetryPolicy, lint: &mut WarningCollector<'_>) {
         let source = &policy.source;
         if !self.accounts.contains(source) {
             lint.add_warning(
@@ -24,7 +24,7 @@ impl World<'_> {
         for (index, service) in policy.services.iter().enumerate() {
             let field = format!("spec.destinations[{index}]");
             let reference =
-                Reference { service, port: None, field: field.clone(), name_field: "name" };
+                ServiceReference { service, port: None, field: field.clone(), name_field: "name" };
             self.lint_reference(&reference, lint);
             let before = |it: &&&RetryPolicy| {
                 it.source == *source
@@ -49,7 +49,7 @@ impl World<'_> {
             );
         }
         if let Some(idle) = self.idle_retry(policy)
-            && !matches!(idle.cause, IdleCause::NoRequests(..))
+            && !matches!(idle.cause, NoEffectCause::NoRequests(..))
         {
             let index = policy.services.iter().position(|it| *it == idle.service);
             let field = format!("spec.destinations[{}]", index.unwrap_or_default());
@@ -66,9 +66,9 @@ impl World<'_> {
 
     /// Returns the reason that a policy has no effect on any port of its services; a reason about routes
     /// precedes one about ports.
-    fn idle_retry(&self, policy: &RetryPolicy) -> Option<Idle> {
+    fn idle_retry(&self, policy: &RetryPolicy) -> Option<NoEffect> {
         let services = policy.services.iter().filter_map(|it| self.services.get(it));
         let ports = services.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
-        Idle::of_all_retries(ports, self)
+        NoEffect::of_all_retries(ports, self)
     }
 }

@@ -1,16 +1,20 @@
 //! Warnings about service policies: references, and policies that take precedence.
 
 use leno_model::{
-    AccessPolicy, AttachedRoutes, Destinations, Idle, IdleCause, PolicyScope, PolicySide, Protocol,
-    ReferenceGrant, RequestNeed, RouteParent, Service, ServiceName, ServicePolicy,
-    ServicePolicyKind, ServicePort, ServiceRule, Standing, Surroundings, TargetPort,
+    AccessPolicy, AttachedRoutes, ConflictStatus, Destinations, NoEffect, NoEffectCause,
+    PolicyContext, PolicyScope, PolicySide, Protocol, ReferenceGrant, RequestNeed, RouteParent,
+    Service, ServiceName, ServicePolicy, ServicePolicyKind, ServicePort, ServiceRule, TargetPort,
 };
 
 use super::suggestion::{known, suggest_name};
-use super::{Lint, Reference, World, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
-impl World<'_> {
-    pub(super) fn lint_service_policy(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_service_policy(
+        &self,
+        policy: &ServicePolicy,
+        lint: &mut WarningCollector<'_>,
+    ) {
         match &policy.scope {
             PolicyScope::Services(targets) => {
                 for (index, target) in targets.iter().enumerate() {
@@ -20,7 +24,7 @@ impl World<'_> {
                     };
                     let field = target_at(policy.name.kind, index);
                     let (service, port) = (&target.service, target.port);
-                    let reference = Reference { service, port, field, name_field };
+                    let reference = ServiceReference { service, port, field, name_field };
                     self.lint_reference(&reference, lint);
                 }
             }
@@ -32,7 +36,7 @@ impl World<'_> {
     }
 
     /// Warns about a connection limit on ports that carry only requests over links.
-    fn lint_connections(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    fn lint_connections(&self, policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
         let breaker =
             policy.rule.circuit_breaker().is_some_and(|it| it.limits.connections.is_some());
         let rate = policy.rule.rate_limits().is_some_and(|it| it.connections.is_some());
@@ -95,7 +99,7 @@ impl World<'_> {
     }
 
     /// Warns about rules that name services themselves.
-    fn lint_rules_by_name(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    fn lint_rules_by_name(&self, policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
         let namespace = &policy.name.namespace;
         let ServiceRule::SermantRemoval(config) = &policy.rule else { return };
         for (name, _) in &config.rules {
@@ -111,28 +115,28 @@ impl World<'_> {
     }
 
     /// Warns about a policy that another one overrides on every target.
-    fn lint_shadowed(&self, policy: &ServicePolicy, lint: &mut Lint<'_>) {
+    fn lint_shadowed(&self, policy: &ServicePolicy, lint: &mut WarningCollector<'_>) {
         let near = self.services.iter();
         let near = near.filter(|(name, _)| name.namespace == policy.name.namespace);
         let ports = near
             .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
-        match Standing::for_policy(policy, ports, self) {
-            Standing::Overruled(winner) => lint.add_warning(
+        match ConflictStatus::for_policy(policy, ports, self) {
+            ConflictStatus::Overridden(winner) => lint.add_warning(
                 "metadata.name".to_owned(),
                 format!("has no effect: {winner} takes precedence at all of its targets"),
                 "attach it to other services or ports, or remove one of the two",
             ),
-            Standing::Idle(idle) => lint.add_warning(
+            ConflictStatus::NoEffect(idle) => lint.add_warning(
                 target_field(policy, &idle.service),
                 format!("{}: {idle}", idle_problem(&idle)),
                 idle_hint(&idle),
             ),
-            Standing::Decides | Standing::Nowhere => {}
+            ConflictStatus::InForce | ConflictStatus::NoTarget => {}
         }
     }
 }
 
-impl<'a> Surroundings<'a> for World<'a> {
+impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
         let near = self.policies.iter().copied();
         near.filter(|policy| policy.name.namespace == service.namespace).collect()
@@ -186,7 +190,7 @@ impl<'a> Surroundings<'a> for World<'a> {
     }
 }
 
-impl World<'_> {
+impl ObjectIndex<'_> {
     /// True if the port carries TCP, without HTTP parsing.
     fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
         let Some(found) = self.services.get(service) else { return false };
@@ -259,9 +263,9 @@ fn target_at(kind: ServicePolicyKind, index: usize) -> String {
     }
 }
 
-fn idle_problem(idle: &Idle) -> &'static str {
+fn idle_problem(idle: &NoEffect) -> &'static str {
     match idle.cause {
-        IdleCause::NoRequests(_, PolicySide::Server) => {
+        NoEffectCause::NoRequests(_, PolicySide::Server) => {
             "has no effect except to reject connections with HTTP"
         }
         _ => "has no effect",
@@ -269,17 +273,21 @@ fn idle_problem(idle: &Idle) -> &'static str {
 }
 
 /// Returns the hint: the change that gives a policy an effect, or its deletion.
-pub(super) fn idle_hint(idle: &Idle) -> String {
+pub(super) fn idle_hint(idle: &NoEffect) -> String {
     let others: Vec<String> = idle.others.iter().map(ToString::to_string).collect();
     match idle.cause {
-        IdleCause::NoTraffic => "attach it to the service that receives the requests".to_owned(),
-        IdleCause::OwnPolicies(_) => "remove it, or the policies of the other services".to_owned(),
-        IdleCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
-        IdleCause::OtherEndpoints => {
+        NoEffectCause::NoTraffic => {
+            "attach it to the service that receives the requests".to_owned()
+        }
+        NoEffectCause::OwnPolicies(_) => {
+            "remove it, or the policies of the other services".to_owned()
+        }
+        NoEffectCause::OtherWorkloads => format!("attach it to {}", others.join(" and ")),
+        NoEffectCause::OtherEndpoints => {
             format!("write the rules for {}, or remove them", others.join(" and "))
         }
-        IdleCause::OwnRetries => "remove it, or the `retry` of a rule".to_owned(),
-        IdleCause::NoRequests(..) => {
+        NoEffectCause::OwnRetries => "remove it, or the `retry` of a rule".to_owned(),
+        NoEffectCause::NoRequests(..) => {
             "attach it to a port that speaks HTTP, or remove it".to_owned()
         }
     }

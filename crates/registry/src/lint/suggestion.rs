@@ -5,7 +5,7 @@ use leno_model::Name;
 use crate::suggest::{closest_word, one_of};
 
 /// The name of an existing object.
-pub(super) struct Known<'a> {
+pub(super) struct ExistingObject<'a> {
     pub(super) namespace: &'a Name,
     pub(super) name: &'a Name,
 }
@@ -13,8 +13,10 @@ pub(super) struct Known<'a> {
 /// Collects the names of objects of any kind.
 macro_rules! known {
     ($names:expr) => {
-        $names
-            .map(|it| $crate::lint::suggestion::Known { namespace: &it.namespace, name: &it.name })
+        $names.map(|it| $crate::lint::suggestion::ExistingObject {
+            namespace: &it.namespace,
+            name: &it.name,
+        })
     };
 }
 pub(super) use known;
@@ -24,7 +26,7 @@ pub(super) use known;
 pub(super) fn suggest_name<'a>(
     namespace: &Name,
     name: &Name,
-    known: impl Iterator<Item = Known<'a>>,
+    known: impl Iterator<Item = ExistingObject<'a>>,
     otherwise: &str,
 ) -> String {
     let (mut other_namespaces, mut near) = (Vec::new(), Vec::new());

@@ -3,18 +3,22 @@
 use std::collections::BTreeSet;
 
 use leno_model::{
-    Callers, Idle, Lane, SermantRouteRule, Service, ServiceName, TagEffects, TagMatch, TagRoute,
-    TagRules, TagScope, TagSet, TagValue, Workload,
+    CallerMatch, Lane, NoEffect, SermantRouteRule, Service, ServiceName, TagEffects, TagMatch,
+    TagRoute, TagRules, TagScope, TagSet, TagValue, Workload,
 };
 
 use super::service_policy::idle_hint;
-use super::{Lint, Reference, World, is_selected};
+use super::{ObjectIndex, ServiceReference, WarningCollector, is_selected};
 
-impl World<'_> {
-    pub(super) fn lint_tag_route(&self, route: &TagRoute, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_tag_route(&self, route: &TagRoute, lint: &mut WarningCollector<'_>) {
         if let TagScope::Service(service, port) = &route.scope {
-            let reference =
-                Reference { service, port: *port, field: "spec".to_owned(), name_field: "service" };
+            let reference = ServiceReference {
+                service,
+                port: *port,
+                field: "spec".to_owned(),
+                name_field: "service",
+            };
             self.lint_reference(&reference, lint);
         }
         lint_shadowed(&route.rules, lint);
@@ -30,7 +34,7 @@ impl World<'_> {
         );
     }
 
-    pub(super) fn lint_sermant(&self, rule: &SermantRouteRule, lint: &mut Lint<'_>) {
+    pub(super) fn lint_sermant(&self, rule: &SermantRouteRule, lint: &mut WarningCollector<'_>) {
         for (scope, rules) in &rule.entries {
             let first = self.published.get(scope).filter(|first| ***first != rule.name);
             if let Some(first) = first {
@@ -48,8 +52,12 @@ impl World<'_> {
                 );
             }
             if let TagScope::Service(service, port) = scope {
-                let reference =
-                    Reference { service, port: *port, field: "spec".to_owned(), name_field: "key" };
+                let reference = ServiceReference {
+                    service,
+                    port: *port,
+                    field: "spec".to_owned(),
+                    name_field: "key",
+                };
                 self.lint_reference(&reference, lint);
             }
             self.lint_tags(scope, &rules.rules, "route", lint);
@@ -60,8 +68,8 @@ impl World<'_> {
         self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), lint);
     }
 
-    pub(super) fn lint_lane(&self, lane: &Lane, lint: &mut Lint<'_>) {
-        let reference = Reference {
+    pub(super) fn lint_lane(&self, lane: &Lane, lint: &mut WarningCollector<'_>) {
+        let reference = ServiceReference {
             service: &lane.service,
             port: None,
             field: "spec".to_owned(),
@@ -74,11 +82,16 @@ impl World<'_> {
     }
 
     /// Warns about rules without effect on any of their ports.
-    fn lint_effects(&self, field: &str, entries: &[(&TagScope, TagEffects)], lint: &mut Lint<'_>) {
+    fn lint_effects(
+        &self,
+        field: &str,
+        entries: &[(&TagScope, TagEffects)],
+        lint: &mut WarningCollector<'_>,
+    ) {
         let mut found = None;
         for (scope, effects) in entries.iter().filter(|(_, effects)| !effects.is_none()) {
             for (service, port) in self.ports_of(scope) {
-                match Idle::of_tags(*effects, service, port, self) {
+                match NoEffect::of_tags(*effects, service, port, self) {
                     Some(idle) => found = found.or(Some(idle)),
                     None => return,
                 }
@@ -106,7 +119,13 @@ impl World<'_> {
     }
 
     /// Warns about targets that match no workload of the service.
-    fn lint_tags(&self, scope: &TagScope, rules: &TagRules, key: &str, lint: &mut Lint<'_>) {
+    fn lint_tags(
+        &self,
+        scope: &TagScope,
+        rules: &TagRules,
+        key: &str,
+        lint: &mut WarningCollector<'_>,
+    ) {
         let TagScope::Service(service, _) = scope else { return };
         let Some(service) = self.services.get(service) else { return };
         let behind = self.workloads.iter().copied().filter(|w| is_selected(service, w));
@@ -143,9 +162,9 @@ fn is_in(set: &TagSet, workload: &Workload) -> bool {
 }
 
 /// Warns about rules after a rule that matches every request of every client.
-fn lint_shadowed(rules: &TagRules, lint: &mut Lint<'_>) {
+fn lint_shadowed(rules: &TagRules, lint: &mut WarningCollector<'_>) {
     let takes_all = |rule: &leno_model::TagRule| {
-        rule.matches == TagMatch::default() && rule.from == Callers::default()
+        rule.matches == TagMatch::default() && rule.from == CallerMatch::default()
     };
     let Some(place) = rules.rules.iter().position(takes_all) else { return };
     let Some(all) = rules.rules.get(place) else { return };

@@ -5,11 +5,11 @@ use leno_model::{
 };
 
 use super::suggestion::{known, suggest_name};
-use super::{Lint, Reference, World};
+use super::{ObjectIndex, ServiceReference, WarningCollector};
 use crate::suggest::one_of;
 
-impl World<'_> {
-    pub(super) fn lint_split(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
+impl ObjectIndex<'_> {
+    pub(super) fn lint_split(&self, split: &TrafficSplit, lint: &mut WarningCollector<'_>) {
         let root = &split.root.service;
         self.lint_service_name(root, "spec".to_owned(), lint);
         for (index, backend) in split.backends.iter().enumerate() {
@@ -23,8 +23,14 @@ impl World<'_> {
         self.lint_split_conflicts(split, lint);
     }
 
-    fn lint_service_name(&self, name: &ServiceName, field: String, lint: &mut Lint<'_>) {
-        let reference = Reference { service: name, port: None, field, name_field: "service" };
+    fn lint_service_name(
+        &self,
+        name: &ServiceName,
+        field: String,
+        lint: &mut WarningCollector<'_>,
+    ) {
+        let reference =
+            ServiceReference { service: name, port: None, field, name_field: "service" };
         self.lint_reference(&reference, lint);
     }
 
@@ -34,7 +40,7 @@ impl World<'_> {
         root: &ServiceName,
         index: usize,
         backend: &SplitBackend,
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         let numbers = |name| {
             let service = self.services.get(name)?;
@@ -63,7 +69,7 @@ impl World<'_> {
         split: &TrafficSplit,
         index: usize,
         backend: &SplitBackend,
-        lint: &mut Lint<'_>,
+        lint: &mut WarningCollector<'_>,
     ) {
         let (own, theirs) = (&split.name.namespace, &backend.service.namespace);
         let mut grants = self.grants.iter();
@@ -81,7 +87,12 @@ impl World<'_> {
         }
     }
 
-    fn lint_split_group(&self, group: &RouteGroupName, index: usize, lint: &mut Lint<'_>) {
+    fn lint_split_group(
+        &self,
+        group: &RouteGroupName,
+        index: usize,
+        lint: &mut WarningCollector<'_>,
+    ) {
         if !self.groups.contains_key(group) {
             lint.add_warning(
                 format!("spec.matches[{index}].name"),
@@ -97,7 +108,7 @@ impl World<'_> {
     }
 
     /// Returns objects that replace this split on a port of the root, or take precedence.
-    fn lint_split_conflicts(&self, split: &TrafficSplit, lint: &mut Lint<'_>) {
+    fn lint_split_conflicts(&self, split: &TrafficSplit, lint: &mut WarningCollector<'_>) {
         let root = &split.root.service;
         for (key, namespace, parents) in &self.attached {
             // Routes of other namespaces apply only to clients there.

@@ -12,12 +12,15 @@ pub(crate) fn check_manifest(bytes: &[u8]) {
     for (_, line) in &objects {
         assert!((1..=lines).contains(line), "line {line} of {lines}");
     }
-    for refusal in &rejected {
-        assert_eq!(refusal.at.file.as_deref(), Some(NAME));
+    for rejection in &rejected {
+        assert_eq!(rejection.at.file.as_deref(), Some(NAME));
         // A field missing at the end is reported after the last line.
-        assert!(refusal.at.line.is_none_or(|line| (1..=lines + 1).contains(&line)), "{refusal}");
-        assert!(!refusal.problem.is_empty() && !refusal.hint.is_empty(), "{refusal}");
-        assert!(refusal.to_string().starts_with(NAME));
+        assert!(
+            rejection.at.line.is_none_or(|line| (1..=lines + 1).contains(&line)),
+            "{rejection}"
+        );
+        assert!(!rejection.problem.is_empty() && !rejection.hint.is_empty(), "{rejection}");
+        assert!(rejection.to_string().starts_with(NAME));
     }
     assert_eq!(read_str(NAME, &text), (objects.clone(), rejected));
     let objects: Vec<_> = objects.into_iter().map(|(object, _)| object).collect();

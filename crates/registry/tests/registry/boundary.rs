@@ -1,7 +1,7 @@
 //! Tests of ingress and egress: accepted documents and rejections.
 
 use expect_test::expect;
-use leno_model::{Entry, IngressSource, MatchedBy, Object, Proof};
+use leno_model::{ClientCertificateMode, IngressProtocol, IngressSource, MatchedBy, Object};
 use leno_registry::{lint_objects, read_str};
 
 use crate::refusals::check_specs;
@@ -37,7 +37,13 @@ fn an_ingress_backend_is_read_of_both_groups() {
         let backend = &policy.backends[0];
         assert_eq!((backend.service.as_str(), backend.port), ("web", 8080));
         let server_names = vec!["web.shop".to_owned()];
-        assert_eq!(backend.entry, Entry::Https { proof: Proof::Required, server_names });
+        assert_eq!(
+            backend.protocol,
+            IngressProtocol::Https {
+                client_certificate: ClientCertificateMode::Required,
+                server_names
+            }
+        );
         let [service, range, principal] = policy.sources.as_slice() else { panic!("{policy:?}") };
         assert!(
             matches!(service, IngressSource::Service(name) if name.to_string() == "edge/nginx")

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    CheckServiceAddress, DescriptorValue, FailureMode, FixedResponse, Guard, LongerBody, PathMatch,
-    ServiceRule, ShownBody,
+    BodyExcerpt, CheckServiceAddress, DescriptorValue, FailureMode, FixedResponse, LongBodyAction,
+    PathMatch, RequestCheck, ServiceRule,
 };
 
 use crate::service_policies::{check_refusals_of, read_policy};
@@ -14,7 +14,9 @@ use crate::service_policies::{check_refusals_of, read_policy};
 fn reads_the_documented_authorization_with_all_its_parts() {
     let policy = read_policy(&crate::pages::page_examples("external-authorization.md")[0]);
     assert_eq!(policy.name.to_string(), "ExternalAuthorization bookinfo/ratings");
-    let ServiceRule::Guard(Guard::Authorization(rule)) = policy.rule else { panic!("no guard") };
+    let ServiceRule::RequestCheck(RequestCheck::Authorization(rule)) = policy.rule else {
+        panic!("no guard")
+    };
     assert_eq!(rule.check_service.at.to_string(), "security/authz port 9000");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
     assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
@@ -22,7 +24,8 @@ fn reads_the_documented_authorization_with_all_its_parts() {
     assert_eq!(rule.requests[0].methods, ["POST"]);
     assert_eq!(rule.headers.unwrap(), ["authorization", "x-request-id"]);
     assert_eq!(rule.context_extensions, [("policy".to_owned(), "writers".to_owned())]);
-    let body = ShownBody { bytes_max: 16384, longer: LongerBody::Refused, pack_as_bytes: false };
+    let body =
+        BodyExcerpt { bytes_max: 16384, long_body: LongBodyAction::Reject, pack_as_bytes: false };
     assert_eq!(rule.body, Some(body));
 }
 
@@ -32,7 +35,8 @@ fn what_is_not_said_is_as_envoy_has_it() {
     let of =
         |kind: &str, spec: &str| read_policy(&text.replace("KIND", kind).replace("SPEC", spec));
     let spec = "{targetRefs: [{name: a}], url: \"https://authz.example:9001\"}";
-    let ServiceRule::Guard(Guard::Authorization(rule)) = of("ExternalAuthorization", spec).rule
+    let ServiceRule::RequestCheck(RequestCheck::Authorization(rule)) =
+        of("ExternalAuthorization", spec).rule
     else {
         panic!("no guard")
     };
@@ -42,18 +46,20 @@ fn what_is_not_said_is_as_envoy_has_it() {
     assert_eq!((rule.headers, rule.requests.len(), rule.context_extensions.len()), (None, 0, 0));
     assert_eq!(rule.body, None);
     for (body, bytes_max, longer, pack_as_bytes) in [
-        ("{}", 65536, LongerBody::Refused, false),
+        ("{}", 65536, LongBodyAction::Reject, false),
         (
             "{maxRequestBytes: 1, allowPartialMessage: true, packAsBytes: true}",
             1,
-            LongerBody::Begun,
+            LongBodyAction::SendPrefix,
             true,
         ),
     ] {
         let spec = format!("{{targetRefs: [{{name: a}}], url: \"http://a:1\", body: {body}}}");
         let rule = of("ExternalAuthorization", &spec).rule;
-        let Some(Guard::Authorization(rule)) = rule.server_check() else { panic!("no guard") };
-        assert_eq!(rule.body, Some(ShownBody { bytes_max, longer, pack_as_bytes }));
+        let Some(RequestCheck::Authorization(rule)) = rule.server_check() else {
+            panic!("no guard")
+        };
+        assert_eq!(rule.body, Some(BodyExcerpt { bytes_max, long_body: longer, pack_as_bytes }));
     }
 
     let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    CircuitLimits, FailureClasses, FixedResponse, Object, PolicyScope, ServiceRule, Slow, TooMany,
-    Trip,
+    CircuitLimits, FailureClasses, FailureThreshold, FixedResponse, Object, PolicyScope,
+    ServiceRule, SlowRequests, TripConditions,
 };
 use leno_registry::{lint_objects, read_str};
 
@@ -15,8 +15,8 @@ const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const fn too_many_share(share_ppm: u32) -> TooMany {
-    TooMany { share_ppm: Some(share_ppm), number: None }
+const fn too_many_share(share_ppm: u32) -> FailureThreshold {
+    FailureThreshold { share_ppm: Some(share_ppm), number: None }
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn reads_a_circuit_breaker_with_all_its_parts() {
         retries: Some(10),
     };
     assert_eq!((rule.limits, rule.connect_timeout), (limits, Some(secs(2))));
-    let trip = Trip {
+    let trip = TripConditions {
         failures: FailureClasses {
             connect: true,
             timeout: true,
@@ -43,7 +43,7 @@ fn reads_a_circuit_breaker_with_all_its_parts() {
         requests_min: 20,
         failed: too_many_share(500_000),
         consecutive_failures: None,
-        slow: Some(Slow { threshold: secs(3), too_many: too_many_share(800_000) }),
+        slow: Some(SlowRequests { threshold: secs(3), too_many: too_many_share(800_000) }),
         open_duration: secs(30),
         half_open_requests: 3,
     };
@@ -64,8 +64,8 @@ fn what_is_given_takes_the_place_of_the_default() {
     };
     assert_eq!(trip("{}").failed, too_many_share(500_000));
     let row = trip("{consecutiveFailures: 3}");
-    assert_eq!((row.failed, row.consecutive_failures), (TooMany::default(), Some(3)));
-    assert_eq!(trip("{slow: {threshold: 1s}}").failed, TooMany::default());
+    assert_eq!((row.failed, row.consecutive_failures), (FailureThreshold::default(), Some(3)));
+    assert_eq!(trip("{slow: {threshold: 1s}}").failed, FailureThreshold::default());
     assert_eq!(trip("{slow: {threshold: 1s}, percent: 10}").failed, too_many_share(100_000));
 }
 
@@ -101,9 +101,9 @@ spec:
         let trip = rule.trip.as_ref().unwrap();
         assert_eq!((trip.window, trip.buckets, trip.open_duration), (secs(60), 60, secs(20)));
         assert_eq!(trip.requests_min, 50);
-        assert_eq!(trip.failed, TooMany { share_ppm: Some(305_000), number: Some(9) });
-        let too_many = TooMany { share_ppm: None, number: Some(4) };
-        assert_eq!(trip.slow, Some(Slow { threshold: secs(5), too_many }));
+        assert_eq!(trip.failed, FailureThreshold { share_ppm: Some(305_000), number: Some(9) });
+        let too_many = FailureThreshold { share_ppm: None, number: Some(4) };
+        assert_eq!(trip.slow, Some(SlowRequests { threshold: secs(5), too_many }));
         assert_eq!(rule.response.status, Some(409));
         assert_eq!(rule.response.body.as_deref(), Some("Coming soon ..."));
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    Abort, BalanceAlgorithm, Delay, HashKey, HedgeRule, LoadBalancing, PolicyScope, ServiceRule,
-    WarmUp,
+    BalanceAlgorithm, FaultAbort, FaultDelay, HashKey, HedgeRule, LoadBalancing, PolicyScope,
+    ServiceRule, SlowStart,
 };
 
 use crate::service_policies::{check_refusals_of, read_policy};
@@ -17,12 +17,15 @@ fn reads_a_fault_injection_with_all_its_parts() {
     let [jason, some] = rules.as_slice() else { panic!("{rules:?}") };
     assert_eq!((&*jason.name, jason.requests[0].headers[0].name.as_str()), ("jason", "end-user"));
     let all = 1_000_000;
-    assert_eq!(jason.delay, Some(Delay { share_ppm: all, time: Duration::from_secs(7) }));
+    assert_eq!(jason.delay, Some(FaultDelay { share_ppm: all, time: Duration::from_secs(7) }));
     assert_eq!(jason.abort, None);
-    assert_eq!(some.delay, Some(Delay { share_ppm: 100_000, time: Duration::from_millis(200) }));
-    let Some(Abort { share_ppm, response: answer, grpc }) = &some.abort else { panic!("{some:?}") };
-    assert_eq!((*share_ppm, answer.status, *grpc), (5_000, Some(503), Some(14)));
-    assert_eq!(answer.body.as_deref(), Some("not now"));
+    assert_eq!(
+        some.delay,
+        Some(FaultDelay { share_ppm: 100_000, time: Duration::from_millis(200) })
+    );
+    let Some(FaultAbort { share_ppm, response, grpc }) = &some.abort else { panic!("{some:?}") };
+    assert_eq!((*share_ppm, response.status, *grpc), (5_000, Some(503), Some(14)));
+    assert_eq!(response.body.as_deref(), Some("not now"));
     assert_eq!(some.peers[0].to_string(), "bookinfo/reviews*");
 }
 
@@ -80,7 +83,7 @@ fn read_balancing(spec: &str) -> LoadBalancing {
 
 #[test]
 fn reads_every_algorithm() {
-    let plain = |algorithm| LoadBalancing { algorithm, warm_up: None };
+    let plain = |algorithm| LoadBalancing { algorithm, slow_start: None };
     let cookie = || HashKey::Cookie("session".to_owned());
     for (spec, expected) in [
         ("", BalanceAlgorithm::PeakEwma { choices: 2 }),
@@ -102,8 +105,8 @@ fn reads_every_algorithm() {
     ] {
         assert_eq!(read_balancing(spec), plain(expected), "{spec}");
     }
-    let warm_up = Some(WarmUp { time: Duration::from_secs(60), percent_min: 10 });
-    assert_eq!(read_balancing(", algorithm: Random, warmup: {duration: 1m}").warm_up, warm_up);
+    let warm_up = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
+    assert_eq!(read_balancing(", algorithm: Random, warmup: {duration: 1m}").slow_start, warm_up);
 }
 
 #[test]
@@ -198,7 +201,7 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
     };
     let read = read_policy(text);
     let ServiceRule::LoadBalancing(rule) = read.rule else { panic!("{text}") };
-    let warm_up = Some(WarmUp { time: Duration::from_secs(120), percent_min: 5 });
+    let warm_up = Some(SlowStart { time: Duration::from_secs(120), percent_min: 5 });
     // A migrated warm-up equals a LoadBalancing with only that setting.
     let plain = read_policy(
         "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
@@ -207,7 +210,7 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
     let ServiceRule::LoadBalancing(plain) = plain.rule else { panic!("{plain:?}") };
     assert_eq!(
         plain,
-        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, warm_up }
+        LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start: warm_up }
     );
     assert_eq!(rule, plain);
     assert!(matches!(&read.scope, PolicyScope::Services(targets)
@@ -218,9 +221,9 @@ fn a_warm_up_of_fsm_is_for_the_service_of_its_name() {
              spec: {spec}}}"
         );
         let ServiceRule::LoadBalancing(rule) = read_policy(&text).rule else { panic!("{text}") };
-        rule.warm_up
+        rule.slow_start
     };
-    let default = WarmUp { time: Duration::from_secs(90), percent_min: 10 };
+    let default = SlowStart { time: Duration::from_secs(90), percent_min: 10 };
     assert_eq!(of("{aggression: 1.0, maxWeight: 100}"), Some(default));
     assert_eq!(of("{enable: false}"), None);
 }

@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 use leno_model::{
-    AnyOf, BackendEdits, Header, HeaderEdits, Name, Object, PathEdit, Redirect, RouteRule,
+    AllowedWords, BackendEdits, Header, HeaderEdits, Name, Object, PathEdit, Redirect, RouteRule,
     RuleActions, Scheme, UrlRewrite,
 };
 use leno_registry::read_str;
@@ -66,9 +66,9 @@ fn reads_what_pages_of_other_origins_may() {
     let origins: Vec<&str> = cors.origins.iter().map(|origin| origin.as_str()).collect();
     assert_eq!(origins, ["https://*.a.example", "http://b:8080"]);
     assert!(cors.credentials);
-    assert_eq!(cors.methods, AnyOf::Only(vec!["PUT".to_owned()]));
-    assert_eq!(cors.headers, AnyOf::Any);
-    assert_eq!(cors.exposed, AnyOf::Only(vec!["x-a".to_owned()]));
+    assert_eq!(cors.methods, AllowedWords::Only(vec!["PUT".to_owned()]));
+    assert_eq!(cors.headers, AllowedWords::Any);
+    assert_eq!(cors.exposed, AllowedWords::Only(vec!["x-a".to_owned()]));
     assert_eq!(cors.max_age_seconds, 5);
 }
 
@@ -97,8 +97,8 @@ fn refuses_what_cannot_be_meant() {
     ] {
         let (objects, rejected) = read_str("f.yaml", &route_with_filters(&filters, kind));
         assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {filters}");
-        for refusal in rejected {
-            let shown = refusal.to_string();
+        for rejection in rejected {
+            let shown = rejection.to_string();
             let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
             lines += &format!("{rest}\n");
         }

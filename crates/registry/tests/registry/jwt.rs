@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    Guard, IssuerKeys, JwtPlace, KeySource, Object, PathMatch, Required, ServiceRule,
+    IssuerKeys, JwtLocation, KeySource, Object, PathMatch, RequestCheck, ServiceRule,
+    TokenRequirement,
 };
 use leno_registry::{FileSource, read_str};
 
@@ -18,8 +19,12 @@ fn reads_the_documented_example_with_all_its_parts() {
     let (first, second) = text.split_once("---\n").unwrap();
     let policy = read_policy(first);
     assert_eq!(policy.name.to_string(), "JwtValidation bookinfo/ratings");
-    let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
-    let Required::Of(requests) = &rule.required else { panic!("{:?}", rule.required) };
+    let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = policy.rule else {
+        panic!("no tokens")
+    };
+    let TokenRequirement::Matching(requests) = &rule.required else {
+        panic!("{:?}", rule.required)
+    };
     assert_eq!(requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     let [issuer] = &rule.issuers[..] else { panic!("one issuer") };
     assert_eq!(issuer.issuer, "https://accounts.example.com");
@@ -27,8 +32,8 @@ fn reads_the_documented_example_with_all_its_parts() {
     let IssuerKeys::Set(keys) = &issuer.keys else { panic!("{:?}", issuer.keys) };
     assert!(keys.contains("2026-11"));
     let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
-    let header = JwtPlace::Header { name, prefix };
-    assert_eq!(issuer.places, [header, JwtPlace::Query("access_token".to_owned())]);
+    let header = JwtLocation::Header { name, prefix };
+    assert_eq!(issuer.locations, [header, JwtLocation::Query("access_token".to_owned())]);
     assert_eq!(
         (issuer.clock_skew, issuer.forward_original_token),
         (Duration::from_secs(30), false)
@@ -48,7 +53,9 @@ fn reads_the_documented_example_with_all_its_parts() {
 #[test]
 fn reads_the_documented_example_with_keys_from_other_sources() {
     let policy = read_policy(&crate::pages::page_examples("jwt-validation.md")[1]);
-    let ServiceRule::Guard(Guard::Tokens(rule)) = policy.rule else { panic!("no tokens") };
+    let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = policy.rule else {
+        panic!("no tokens")
+    };
     let sources = rule.issuers.iter().filter_map(|issuer| issuer.keys.source());
     let sources: Vec<String> = sources.map(ToString::to_string).collect();
     let server = "https://accounts.example.com:443/.well-known/jwks.json";
@@ -63,7 +70,7 @@ fn reads_how_old_a_token_may_be() {
     let text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: JwtValidation\nmetadata: {{name: a, namespace: a}}\nspec: {spec}\n"
     );
-    let ServiceRule::Guard(Guard::Tokens(rule)) = read_policy(&text).rule else {
+    let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = read_policy(&text).rule else {
         panic!("no tokens")
     };
     let issuer = &rule.issuers[0];
@@ -181,7 +188,9 @@ fn keys_may_be_in_a_file_beside_the_document_or_on_a_server() {
         let Some(Object::ServicePolicy(policy)) = source.objects().next() else {
             panic!("no policy")
         };
-        let ServiceRule::Guard(Guard::Tokens(rule)) = &policy.rule else { panic!("no tokens") };
+        let ServiceRule::RequestCheck(RequestCheck::Tokens(rule)) = &policy.rule else {
+            panic!("no tokens")
+        };
         let warned: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
         (rule.issuers[0].keys.source().unwrap().clone(), warned)
     };

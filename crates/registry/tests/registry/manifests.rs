@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use leno_model::{
-    AccessLog, CollectorProtocol, ContextForm, DefaultPolicy, FieldMatch, HttpGet, HttpRoute,
-    HttpRouteGroup, LogForm, MeshConfig, MtlsMode, Name, Object, OutboundListener, PathMatch,
-    PortSet, Protocol, ReferenceGrant, RequestMatch, RetryRule, RevokedWorkload, RouteKind,
-    RouteName, RouteParent, RunOptions, RunUser, Sampling, Service, ServiceAccount, ServiceName,
-    TargetPort, TargetRule, TcpRoute, TrafficTarget, ValueMatch, WeightedBackend, Workload,
-    WorkloadName, WorkloadPort,
+    AccessLog, CollectorProtocol, DefaultPolicy, FieldMatch, HttpGet, HttpRoute, HttpRouteGroup,
+    LogFormat, MeshConfig, MtlsMode, Name, Object, OutboundListener, PathMatch, PortSet,
+    PropagationFormat, Protocol, ReferenceGrant, RequestMatch, RetryRule, RevokedWorkload,
+    RouteKind, RouteName, RouteParent, RunOptions, RunUser, Sampling, Service, ServiceAccount,
+    ServiceName, TargetPort, TargetRule, TcpRoute, TrafficTarget, ValueMatch, WeightedBackend,
+    Workload, WorkloadName, WorkloadPort,
 };
 use leno_registry::read_str;
 
@@ -108,7 +108,7 @@ fn reads_the_promised_form_as_written() {
         }],
         addresses: Default::default(),
         unready: false,
-        families: leno_model::Families::Both,
+        families: leno_model::IpFamilies::Both,
     };
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     assert_eq!(
@@ -216,25 +216,25 @@ fn reads_what_operators_see() {
          {endpoint: 'http://collector:4317', protocol: grpc}}}\n  accessLog: {template: \
          '{method} {path}', sampling: 10%}"
     );
-    let tracing = config.sight.tracing.unwrap();
+    let tracing = config.observability.tracing.unwrap();
     assert_eq!((tracing.sampling.millionths(), tracing.errors), (5_000, false));
-    assert_eq!(tracing.begins, ContextForm::B3Multi);
+    assert_eq!(tracing.propagation, PropagationFormat::B3Multi);
     assert_eq!(tracing.collector.protocol, CollectorProtocol::OtlpGrpc);
     assert_eq!(tracing.collector.server.authority(), "collector:4317");
-    let log = config.sight.access_log.unwrap();
+    let log = config.observability.access_log.unwrap();
     assert_eq!((log.sampling.millionths(), log.errors), (100_000, true));
-    let LogForm::Template(template) = log.form else { panic!("a template") };
+    let LogFormat::Template(template) = log.format else { panic!("a template") };
     assert_eq!(template.to_string(), "{method} {path}");
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {tracing: {export: {zipkin: {endpoint: 'http://[::1]:9411'}}}, accessLog: {}}"
     );
-    let tracing = config.sight.tracing.unwrap();
+    let tracing = config.observability.tracing.unwrap();
     assert_eq!((tracing.sampling, tracing.errors), (Sampling::DEFAULT, true));
     assert_eq!(tracing.collector.to_string(), "http://[::1]:9411/api/v2/spans");
-    assert_eq!(config.sight.access_log, Some(AccessLog::json()));
-    assert_eq!(config.sight.metrics, None);
+    assert_eq!(config.observability.access_log, Some(AccessLog::json()));
+    assert_eq!(config.observability.metrics, None);
 }
 
 #[test]
@@ -245,20 +245,20 @@ fn metrics_and_lines_go_where_the_mesh_says() {
          spec:\n  metrics: {export: {otlp: {endpoint: 'https://c:4317', protocol: grpc, interval: \
          15s}}}\n  accessLog: {export: {otlp: {endpoint: 'http://c:4318/tenant/logs'}}}"
     );
-    let metrics = config.sight.metrics.unwrap();
+    let metrics = config.observability.metrics.unwrap();
     assert_eq!(metrics.interval, Duration::from_secs(15));
     assert_eq!(
         metrics.collector.to_string(),
         "https://c:4317/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
     );
-    let log = config.sight.access_log.unwrap();
+    let log = config.observability.access_log.unwrap();
     assert_eq!(log.collector.unwrap().to_string(), "http://c:4318/tenant/logs");
     let config = only!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {metrics: {export: {otlp: {endpoint: 'http://c:4318'}}}}"
     );
-    let metrics = config.sight.metrics.unwrap();
+    let metrics = config.observability.metrics.unwrap();
     assert_eq!(metrics.interval, Duration::from_secs(60));
     assert_eq!(metrics.collector.to_string(), "http://c:4318/v1/metrics");
 }

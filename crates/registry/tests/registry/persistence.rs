@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use expect_test::expect;
-use leno_model::{Carries, Object, Persistence};
+use leno_model::{Object, PersistenceType, SessionPersistence};
 use leno_registry::read_str;
 
 use crate::refusals::check_specs;
@@ -38,7 +38,7 @@ fn route_spec(persistence: &str) -> String {
     )
 }
 
-fn read(kind: &str, persistence: &str) -> Persistence {
+fn read(kind: &str, persistence: &str) -> SessionPersistence {
     let text = format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: {kind}\nmetadata: {{name: x}}\nspec: {}\n",
         route_spec(persistence)
@@ -53,11 +53,17 @@ fn read(kind: &str, persistence: &str) -> Persistence {
 }
 
 /// Returns persistence by a cookie without a configured name.
-fn plain_cookie() -> Persistence {
-    Persistence { name: None, carrier: Carries::Cookie, absolute: None, idle: None, path: None }
+fn plain_cookie() -> SessionPersistence {
+    SessionPersistence {
+        name: None,
+        kind: PersistenceType::Cookie,
+        absolute: None,
+        idle: None,
+        path: None,
+    }
 }
 
-fn check_cases(cases: &[(&str, Persistence)]) {
+fn check_cases(cases: &[(&str, SessionPersistence)]) {
     for kind in ["HTTPRoute", "GRPCRoute"] {
         for (text, expected) in cases {
             assert_eq!(read(kind, text), *expected, "{kind} {text}");
@@ -70,12 +76,12 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
     let path = Some("/".to_owned());
     check_cases(&[
         ("{}", plain_cookie()),
-        ("{cookie: {}}", Persistence { path, ..plain_cookie() }),
+        ("{cookie: {}}", SessionPersistence { path, ..plain_cookie() }),
         (
             "{absoluteTimeout: 1s, cookie: {name: cart, path: /shop, lifetimeType: Permanent}}",
-            Persistence {
+            SessionPersistence {
                 name: Some("cart".into()),
-                carrier: Carries::LastingCookie,
+                kind: PersistenceType::LastingCookie,
                 absolute: Some(SECOND),
                 idle: None,
                 path: Some("/shop".into()),
@@ -83,7 +89,11 @@ fn reads_how_long_a_client_keeps_to_its_endpoint() {
         ),
         (
             "{type: Header, header: {name: X-Cart}}",
-            Persistence { name: Some("x-cart".into()), carrier: Carries::Header, ..plain_cookie() },
+            SessionPersistence {
+                name: Some("x-cart".into()),
+                kind: PersistenceType::Header,
+                ..plain_cookie()
+            },
         ),
     ]);
 }
@@ -93,7 +103,7 @@ fn reads_the_words_of_before() {
     check_cases(&[
         (
             "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
-            Persistence {
+            SessionPersistence {
                 name: Some("JSESSIONID".into()),
                 idle: Some(30 * SECOND),
                 ..plain_cookie()
@@ -101,17 +111,17 @@ fn reads_the_words_of_before() {
         ),
         (
             "{absoluteTimeout: 1h30m, cookieConfig: {lifetimeType: Permanent}}",
-            Persistence {
-                carrier: Carries::LastingCookie,
+            SessionPersistence {
+                kind: PersistenceType::LastingCookie,
                 absolute: Some(5400 * SECOND),
                 ..plain_cookie()
             },
         ),
         (
             "{sessionName: X-Cart, type: Header, absoluteTimeout: 1s}",
-            Persistence {
+            SessionPersistence {
                 name: Some("x-cart".into()),
-                carrier: Carries::Header,
+                kind: PersistenceType::Header,
                 absolute: Some(SECOND),
                 ..plain_cookie()
             },

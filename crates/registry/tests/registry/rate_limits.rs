@@ -35,9 +35,9 @@ fn reads_the_documented_example_with_all_its_parts() {
     assert_eq!(writers.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
     assert_eq!(writers.requests[0].methods, ["POST"]);
     assert_eq!(writers.peers[0].to_string(), "bookinfo/reviews*");
-    let answer = &writers.response;
-    assert_eq!((answer.status, answer.body.as_deref()), (Some(429), Some("One at a time.")));
-    assert_eq!((&*answer.headers[0].name, &*answer.headers[0].value), ("x-limit", "writers"));
+    let response = &writers.response;
+    assert_eq!((response.status, response.body.as_deref()), (Some(429), Some("One at a time.")));
+    assert_eq!((&*response.headers[0].name, &*response.headers[0].value), ("x-limit", "writers"));
     assert!(limits.rules[3].requests.is_empty() && limits.rules[3].peers.is_empty());
     let concurrency = limits.concurrency.unwrap();
     let adaptive = Some(AdaptiveConcurrency { min_concurrency: 4, latency_tolerance_percent: 50 });

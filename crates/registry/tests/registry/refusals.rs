@@ -18,8 +18,8 @@ pub(crate) fn check_specs(head: &str, specs: &[&str], expected: &Expect) {
         let (objects, rejected) = read_str("f.yaml", &text);
         assert!(!rejected.is_empty(), "accepted: {spec}");
         assert!(objects.is_empty(), "refused and accepted: {spec}");
-        for refusal in rejected {
-            let shown = refusal.to_string();
+        for rejection in rejected {
+            let shown = rejection.to_string();
             let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
             lines += &format!("{}\n", rest.trim_start_matches("f.yaml:"));
         }

@@ -5,14 +5,14 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use leno_model::Change;
-use leno_registry::{FileSource, Update};
+use leno_registry::{FileSource, RegistryUpdate};
 
-struct House {
+struct FolderFixture {
     dir: tempfile::TempDir,
     source: FileSource,
 }
 
-impl House {
+impl FolderFixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = FileSource::new(vec![dir.path().to_owned()]);
@@ -24,12 +24,12 @@ impl House {
     }
 
     /// Writes a file and reads all files.
-    fn write(&mut self, name: &str, text: &str) -> Update {
+    fn write(&mut self, name: &str, text: &str) -> RegistryUpdate {
         fs::write(self.file_path(name), text).unwrap();
         self.source.reload()
     }
 
-    fn remove(&mut self, name: &str) -> Update {
+    fn remove(&mut self, name: &str) -> RegistryUpdate {
         fs::remove_file(self.file_path(name)).unwrap();
         self.source.reload()
     }
@@ -44,7 +44,7 @@ fn service_manifest(name: &str, port: u16) -> String {
 }
 
 /// Returns the changes as `+Service default/a -Service default/b`, in order.
-fn format_changes(update: &Update) -> String {
+fn format_changes(update: &RegistryUpdate) -> String {
     let change = |change: &Change| match change {
         Change::Upsert(object) => format!("+{}", object.object_key()),
         Change::Remove(key) => format!("-{key}"),
@@ -53,64 +53,64 @@ fn format_changes(update: &Update) -> String {
     changes.join(" ").replace("Service default/", "")
 }
 
-fn update_problems(update: &Update) -> Vec<&str> {
+fn update_problems(update: &RegistryUpdate) -> Vec<&str> {
     update.rejected.iter().map(|r| r.problem.as_str()).collect()
 }
 
 #[test]
 fn reports_only_differences_removals_first() {
-    let mut house = House::new();
-    let update = house.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
+    let mut folder = FolderFixture::new();
+    let update = folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("+a +b", 2));
-    assert_eq!(format_changes(&house.source.reload()), "");
-    let update = house.write("a.yaml", &(service_manifest("a", 2) + &service_manifest("c", 1)));
+    assert_eq!(format_changes(&folder.source.reload()), "");
+    let update = folder.write("a.yaml", &(service_manifest("a", 2) + &service_manifest("c", 1)));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("-b +a +c", 2));
-    assert_eq!(format_changes(&house.write("below.yml", &service_manifest("d", 1))), "+d");
-    assert_eq!(format_changes(&house.remove("a.yaml")), "-a -c");
-    let located = house.source.object_locations();
+    assert_eq!(format_changes(&folder.write("below.yml", &service_manifest("d", 1))), "+d");
+    assert_eq!(format_changes(&folder.remove("a.yaml")), "-a -c");
+    let located = folder.source.object_locations();
     assert_eq!(located.len(), 1);
-    assert_eq!(located[0].file, house.file_path("below.yml"));
+    assert_eq!(located[0].file, folder.file_path("below.yml"));
     assert_eq!(located[0].line, 2);
 }
 
 #[test]
 fn a_comment_or_a_move_is_not_a_change() {
-    let mut house = House::new();
-    house.write("a.yaml", &service_manifest("a", 1));
+    let mut folder = FolderFixture::new();
+    folder.write("a.yaml", &service_manifest("a", 1));
     assert_eq!(
-        format_changes(&house.write("a.yaml", &format!("# hello\n{}", service_manifest("a", 1)))),
+        format_changes(&folder.write("a.yaml", &format!("# hello\n{}", service_manifest("a", 1)))),
         ""
     );
-    fs::rename(house.file_path("a.yaml"), house.file_path("b.yaml")).unwrap();
-    assert_eq!(format_changes(&house.source.reload()), "");
+    fs::rename(folder.file_path("a.yaml"), folder.file_path("b.yaml")).unwrap();
+    assert_eq!(format_changes(&folder.source.reload()), "");
 }
 
 #[test]
 fn at_first_the_good_documents_load() {
-    let mut house = House::new();
+    let mut folder = FolderFixture::new();
     let text = service_manifest("a", 1)
         + &service_manifest("b", 0)
         + &service_manifest("c", 1)
         + "---\nkind: Pod\n";
-    let update = house.write("a.yaml", &text);
+    let update = folder.write("a.yaml", &text);
     assert_eq!(format_changes(&update), "+a +c");
     assert_eq!(update.rejected.len(), 2);
 }
 
 #[test]
 fn a_bad_document_leaves_its_last_good_version_in_force() {
-    let mut house = House::new();
-    house.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
-    let update = house.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
+    let mut folder = FolderFixture::new();
+    folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
+    let update = folder.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("+b", 2));
     assert_eq!(update_problems(&update), ["0 is out of range"]);
-    let update = house.source.reload();
+    let update = folder.source.reload();
     assert_eq!(format_changes(&update), "");
     assert_eq!(update.rejected.len(), 1, "it stands until it is mended");
-    let update = house.write("a.yaml", &(service_manifest("a", 3) + &service_manifest("b", 2)));
+    let update = folder.write("a.yaml", &(service_manifest("a", 3) + &service_manifest("b", 2)));
     assert_eq!((format_changes(&update).as_str(), update.rejected.len()), ("+a", 0));
-    house.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
-    let update = house.write("a.yaml", &service_manifest("b", 2));
+    folder.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
+    let update = folder.write("a.yaml", &service_manifest("b", 2));
     assert_eq!(format_changes(&update), "-a", "what is no longer there is removed");
 }
 
@@ -130,9 +130,9 @@ fn a_bad_document_keeps_only_what_it_may_be_meant_to_be() {
         (service_manifest("a", 1).replace("Service", "Deployment"), false),
         (service_manifest("a", 1).replace("v1\nkind: Service", "x/v1\nkind: TCPRoute"), false),
     ] {
-        let mut house = House::new();
-        house.write("a.yaml", &service_manifest("a", 1));
-        let update = house.write("a.yaml", &bad);
+        let mut folder = FolderFixture::new();
+        folder.write("a.yaml", &service_manifest("a", 1));
+        let update = folder.write("a.yaml", &bad);
         assert!(!update.rejected.is_empty(), "{bad}");
         assert_eq!(update.objects == 1, kept, "{bad}");
     }
@@ -145,10 +145,10 @@ fn a_bad_list_of_one_kind_keeps_the_objects_of_its_file() {
     };
     let policy = "{metadata: {name: a}, spec: {serviceAccounts: [stock], allow: [{}]}}";
     for bad in [list("AccessPolicyList", "[a]"), list("AccesPolicyList", "{}")] {
-        let mut house = House::new();
-        let update = house.write("a.yaml", &list("AccessPolicyList", &format!("[{policy}]")));
+        let mut folder = FolderFixture::new();
+        let update = folder.write("a.yaml", &list("AccessPolicyList", &format!("[{policy}]")));
         assert_eq!((update_problems(&update), update.objects), (vec![], 1));
-        let update = house.write("a.yaml", &bad);
+        let update = folder.write("a.yaml", &bad);
         assert!(!update.rejected.is_empty(), "{bad}");
         assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{bad}");
     }
@@ -156,45 +156,45 @@ fn a_bad_list_of_one_kind_keeps_the_objects_of_its_file() {
 
 #[test]
 fn a_file_that_is_not_yaml_keeps_its_objects_and_is_refused_once() {
-    let mut house = House::new();
-    house.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
-    let update = house
+    let mut folder = FolderFixture::new();
+    folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
+    let update = folder
         .write("a.yaml", &(service_manifest("a", 2) + "spec: [\n" + &service_manifest("c", 1)));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
     assert_eq!(update.rejected.len(), 1);
     assert!(update.rejected[0].problem.starts_with("is not YAML"));
     assert!(update.rejected[0].at.line.is_some());
-    fs::write(house.file_path("a.yaml"), b"\xff").unwrap();
-    let update = house.source.reload();
+    fs::write(folder.file_path("a.yaml"), b"\xff").unwrap();
+    let update = folder.source.reload();
     assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
-    assert_eq!(format_changes(&house.write("a.yaml", "")), "-a -b");
+    assert_eq!(format_changes(&folder.write("a.yaml", "")), "-a -b");
 }
 
 #[test]
 fn what_cannot_be_looked_at_keeps_its_objects() {
-    let mut house = House::new();
-    fs::create_dir(house.file_path("below")).unwrap();
-    house.write("below/a.yaml", &service_manifest("a", 1));
-    house.write("b.yaml", &service_manifest("b", 1));
-    fs::rename(house.file_path("below"), house.file_path(".away")).unwrap();
+    let mut folder = FolderFixture::new();
+    fs::create_dir(folder.file_path("below")).unwrap();
+    folder.write("below/a.yaml", &service_manifest("a", 1));
+    folder.write("b.yaml", &service_manifest("b", 1));
+    fs::rename(folder.file_path("below"), folder.file_path(".away")).unwrap();
     // A link to itself cannot be followed, and is not gone either.
-    symlink("below", house.file_path("below")).unwrap();
-    fs::remove_file(house.file_path("b.yaml")).unwrap();
-    symlink("b.yaml", house.file_path("b.yaml")).unwrap();
-    let update = house.source.reload();
+    symlink("below", folder.file_path("below")).unwrap();
+    fs::remove_file(folder.file_path("b.yaml")).unwrap();
+    symlink("b.yaml", folder.file_path("b.yaml")).unwrap();
+    let update = folder.source.reload();
     assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
     assert_eq!(update.rejected.len(), 2);
-    fs::remove_file(house.file_path("below")).unwrap();
-    assert_eq!(format_changes(&house.source.reload()), "-a");
+    fs::remove_file(folder.file_path("below")).unwrap();
+    assert_eq!(format_changes(&folder.source.reload()), "-a");
 }
 
 #[test]
 fn an_object_belongs_to_the_file_that_had_it_first() {
-    let mut house = House::new();
-    house.write("b.yaml", &service_manifest("x", 1));
-    let update = house.write("a.yaml", &(service_manifest("x", 2) + &service_manifest("y", 2)));
+    let mut folder = FolderFixture::new();
+    folder.write("b.yaml", &service_manifest("x", 1));
+    let update = folder.write("a.yaml", &(service_manifest("x", 2) + &service_manifest("y", 2)));
     assert_eq!(format_changes(&update), "+y");
-    let (a, b) = (house.file_path("a.yaml"), house.file_path("b.yaml"));
+    let (a, b) = (folder.file_path("a.yaml"), folder.file_path("b.yaml"));
     assert_eq!(
         update.rejected[0].to_string(),
         format!(
@@ -204,7 +204,7 @@ fn an_object_belongs_to_the_file_that_had_it_first() {
             b.display()
         )
     );
-    let update = house.remove("b.yaml");
+    let update = folder.remove("b.yaml");
     assert_eq!((format_changes(&update).as_str(), update.rejected.len()), ("+x", 0));
     // Initially, the order of the files decides.
     fs::write(&b, service_manifest("x", 1)).unwrap();
@@ -221,73 +221,73 @@ fn a_mesh_has_one_mesh_config() {
              spec: {{defaultPolicy: {mode}}}\n"
         )
     };
-    let mut house = House::new();
-    house.write("a.yaml", &config("deny"));
-    let update = house.write("b.yaml", &config("allow"));
+    let mut folder = FolderFixture::new();
+    folder.write("a.yaml", &config("deny"));
+    let update = folder.write("b.yaml", &config("allow"));
     assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
     assert!(update.rejected[0].problem.contains("a mesh has one MeshConfig"));
-    let update = house.write("a.yaml", &(config("deny") + &config("deny")));
+    let update = folder.write("a.yaml", &(config("deny") + &config("deny")));
     assert_eq!(update.rejected.len(), 2);
 }
 
 #[test]
 fn a_given_path_that_is_missing_is_rejected_and_keeps_its_objects() {
-    let mut house = House::new();
-    let path = house.file_path("a.yaml");
-    house.source = FileSource::new(vec![path.clone()]);
-    assert_eq!(update_problems(&house.source.reload()), ["does not exist"]);
-    assert_eq!(format_changes(&house.write("a.yaml", &service_manifest("a", 1))), "+a");
-    let update = house.remove("a.yaml");
+    let mut folder = FolderFixture::new();
+    let path = folder.file_path("a.yaml");
+    folder.source = FileSource::new(vec![path.clone()]);
+    assert_eq!(update_problems(&folder.source.reload()), ["does not exist"]);
+    assert_eq!(format_changes(&folder.write("a.yaml", &service_manifest("a", 1))), "+a");
+    let update = folder.remove("a.yaml");
     assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
     assert_eq!(update_problems(&update), ["does not exist"]);
-    assert_eq!(format_changes(&house.write("a.yaml", "# none")), "-a");
+    assert_eq!(format_changes(&folder.write("a.yaml", "# none")), "-a");
 }
 
 #[test]
 fn a_link_without_its_target_keeps_its_objects_until_it_is_deleted() {
     for (link, target) in [("mesh/a.yaml", "../away/a.yaml"), ("mesh/team", "../away")] {
-        let mut house = House::new();
-        fs::create_dir(house.file_path("mesh")).unwrap();
-        fs::create_dir(house.file_path("away")).unwrap();
-        fs::write(house.file_path("away/a.yaml"), service_manifest("a", 1)).unwrap();
-        symlink(target, house.file_path(link)).unwrap();
-        house.source = FileSource::new(vec![house.file_path("mesh")]);
-        assert_eq!(format_changes(&house.source.reload()), "+a");
-        fs::rename(house.file_path("away"), house.file_path("moved")).unwrap();
-        let update = house.source.reload();
+        let mut folder = FolderFixture::new();
+        fs::create_dir(folder.file_path("mesh")).unwrap();
+        fs::create_dir(folder.file_path("away")).unwrap();
+        fs::write(folder.file_path("away/a.yaml"), service_manifest("a", 1)).unwrap();
+        symlink(target, folder.file_path(link)).unwrap();
+        folder.source = FileSource::new(vec![folder.file_path("mesh")]);
+        assert_eq!(format_changes(&folder.source.reload()), "+a");
+        fs::rename(folder.file_path("away"), folder.file_path("moved")).unwrap();
+        let update = folder.source.reload();
         assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{link}");
         assert_eq!(update_problems(&update), ["is a link to a missing target"], "{link}");
-        assert_eq!(format_changes(&house.remove(link)), "-a");
-        assert_eq!(update_problems(&house.source.reload()), Vec::<&str>::new());
+        assert_eq!(format_changes(&folder.remove(link)), "-a");
+        assert_eq!(update_problems(&folder.source.reload()), Vec::<&str>::new());
     }
 }
 
 #[test]
 fn follows_the_swap_of_a_config_map() {
-    let mut house = House::new();
+    let mut folder = FolderFixture::new();
     for (version, port) in [("..v1", 1), ("..v2", 2)] {
-        fs::create_dir(house.file_path(version)).unwrap();
-        fs::write(house.file_path(version).join("a.yaml"), service_manifest("a", port)).unwrap();
+        fs::create_dir(folder.file_path(version)).unwrap();
+        fs::write(folder.file_path(version).join("a.yaml"), service_manifest("a", port)).unwrap();
     }
-    symlink("..v1", house.file_path("..data")).unwrap();
-    symlink("..data/a.yaml", house.file_path("a.yaml")).unwrap();
-    assert_eq!(format_changes(&house.source.reload()), "+a");
-    symlink("..v2", house.file_path("..tmp")).unwrap();
-    fs::rename(house.file_path("..tmp"), house.file_path("..data")).unwrap();
-    let update = house.source.reload();
+    symlink("..v1", folder.file_path("..data")).unwrap();
+    symlink("..data/a.yaml", folder.file_path("a.yaml")).unwrap();
+    assert_eq!(format_changes(&folder.source.reload()), "+a");
+    symlink("..v2", folder.file_path("..tmp")).unwrap();
+    fs::rename(folder.file_path("..tmp"), folder.file_path("..data")).unwrap();
+    let update = folder.source.reload();
     assert_eq!((format_changes(&update).as_str(), update.objects), ("+a", 1));
 }
 
 #[test]
 fn warnings_stand_as_long_as_their_documents() {
-    let mut house = House::new();
+    let mut folder = FolderFixture::new();
     let target = "apiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
         metadata: {name: t}\nspec:\n  \
         destination: {kind: ServiceAccount, name: a, namespace: default}\n  \
         sources: [{kind: ServiceAccount, name: b, namespace: default}]\n  \
         rules:\n  - {kind: HTTPRouteGroup, name: g}\n";
-    let update = house.write("a.yaml", target);
-    let file = house.file_path("a.yaml");
+    let update = folder.write("a.yaml", target);
+    let file = folder.file_path("a.yaml");
     assert_eq!(update.objects, 1);
     assert_eq!(
         update.warnings[0].to_string(),
@@ -297,6 +297,6 @@ fn warnings_stand_as_long_as_their_documents() {
             file.display()
         )
     );
-    assert_eq!(house.source.reload().warnings.len(), 1);
-    assert_eq!(house.remove("a.yaml").warnings, []);
+    assert_eq!(folder.source.reload().warnings.len(), 1);
+    assert_eq!(folder.remove("a.yaml").warnings, []);
 }

@@ -29,8 +29,8 @@ pub(crate) fn check_refusals_of(group: &str, kind: &str, specs: &[&str], expecte
         let head = format!("{{apiVersion: {group}/v1alpha1, kind: {kind}, metadata: {{name: x}}");
         let (objects, rejected) = read_str("f.yaml", &format!("{head}, spec: {spec}}}"));
         assert!(objects.is_empty() && !rejected.is_empty(), "accepted: {spec}");
-        for refusal in rejected {
-            let shown = refusal.to_string();
+        for rejection in rejected {
+            let shown = rejection.to_string();
             let (_, rest) = shown.split_once(" default/x: ").unwrap_or(("", &shown));
             lines += &format!("{rest}\n");
         }

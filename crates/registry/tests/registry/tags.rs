@@ -181,7 +181,7 @@ spec:
           route: [{weight: 100, tags: {v: a}}]
 ";
     let (_, rejected) = read_str("f.yaml", text);
-    let lines: String = rejected.iter().map(|refusal| format!("{refusal}\n")).collect();
+    let lines: String = rejected.iter().map(|rejection| format!("{rejection}\n")).collect();
     expect![[r#"
         f.yaml:11:41: SermantRouteRule default/x: spec.rules[0].rules[0].match.headers.a.suffix: `suffix` is not an operator; use exact, regex, prefix, in, noEqu, noLess, noGreater, greater or less
     "#]].assert_eq(&lines);

@@ -131,8 +131,8 @@ fn host_names_of_a_route_of_a_service_are_a_warning_wherever_it_is_read_from() {
         let reported: Vec<_> =
             warnings.iter().map(|it| (&it.at.field, it.problem.as_str())).collect();
         let field = Some("spec.hostnames".to_owned());
-        let why = "is ignored: a route of a service applies to all its host names";
-        assert_eq!(reported, [(&field, why)], "{kind}");
+        let reason = "is ignored: a route of a service applies to all its host names";
+        assert_eq!(reported, [(&field, reason)], "{kind}");
         let (objects, rejected) = read_str("f.yaml", &document.to_string());
         assert_eq!((objects.len(), rejected), (1, Vec::new()), "{kind}");
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leno_model::Change;
-use leno_registry::{FileSource, Update, WatchError, watch_source};
+use leno_registry::{FileSource, RegistryUpdate, WatchError, watch_source};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, channel};
 
@@ -21,13 +21,13 @@ fn service_manifest(name: &str, port: u16) -> String {
 
 /// The receiving end of a watch.
 struct Watched {
-    updates: Receiver<Update>,
+    updates: Receiver<RegistryUpdate>,
     demand: Arc<Notify>,
 }
 
 impl Watched {
     /// Returns the next update. The timeout makes the test fail instead of hanging.
-    async fn next(&mut self) -> Update {
+    async fn next(&mut self) -> RegistryUpdate {
         let next = tokio::time::timeout(Duration::from_secs(20), self.updates.recv());
         next.await.expect("an update comes").expect("the watch goes on")
     }
@@ -88,7 +88,7 @@ fn sees_files_written_renamed_and_removed_in_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     run(vec![dir.path().to_owned()], async |mut watched: Watched| {
-        assert_eq!(watched.next().await, Update::default(), "the first is always sent");
+        assert_eq!(watched.next().await, RegistryUpdate::default(), "the first is always sent");
         fs::write(at("a.yaml"), service_manifest("a", 1)).unwrap();
         watched.wait_for_port("a", 1).await;
         save_by_rename(&at("a.yaml"), &service_manifest("a", 2));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ENTRY: Entry<'_> = Entry {
+const ENTRY: AccessLogEntry<'_> = AccessLogEntry {
     start_time: "2026-01-02T03:04:05.678Z",
     direction: "inbound",
     method: "GET",
@@ -34,7 +34,7 @@ const ENTRY: Entry<'_> = Entry {
     span_id: "",
 };
 
-fn format_line(entry: &Entry<'_>) -> String {
+fn format_line(entry: &AccessLogEntry<'_>) -> String {
     let mut out = String::new();
     write_json(entry, &mut out);
     out
@@ -42,7 +42,7 @@ fn format_line(entry: &Entry<'_>) -> String {
 
 #[test]
 fn an_answered_request() {
-    let entry = Entry {
+    let entry = AccessLogEntry {
         downstream: Some(([127, 0, 0, 1], 4711).into()),
         upstream: Some("[::1]:9080".parse().unwrap()),
         ..ENTRY
@@ -54,8 +54,9 @@ fn an_answered_request() {
 }
 
 #[test]
-fn a_failure_tells_its_reason() {
-    let failed = format_line(&Entry { status: 0, reason: Some("upstream-reset"), ..ENTRY });
+fn failures_have_their_reason() {
+    let failed =
+        format_line(&AccessLogEntry { status: 0, reason: Some("upstream-reset"), ..ENTRY });
     assert!(
         failed.contains(r#""response_code":0,"response_code_details":"upstream-reset""#),
         "{failed}"
@@ -63,14 +64,14 @@ fn a_failure_tells_its_reason() {
 }
 
 #[test]
-fn what_may_be_secret_is_not_written() {
+fn possible_secrets_are_not_logged() {
     for (path, authority) in [
         ("/a?token=hunter2", "shop"),
         ("/a#hunter2", "shop"),
         ("/a", "user:hunter2@shop"),
         ("/a", "hunter2@hunter2@shop"),
     ] {
-        let line = format_line(&Entry { path, authority, ..ENTRY });
+        let line = format_line(&AccessLogEntry { path, authority, ..ENTRY });
         assert!(!line.contains("hunter2"), "{line}");
         assert!(line.contains(r#""path":"/a","protocol":"HTTP/1.1","authority":"shop""#), "{line}");
     }
@@ -91,7 +92,7 @@ fn texts_are_escaped_and_cut() {
             format!("\"x{}\"", "é".repeat(TEXT_BYTES_MAX / 2 - 1)),
         ),
     ] {
-        let line = format_line(&Entry { user_agent: text, ..ENTRY });
+        let line = format_line(&AccessLogEntry { user_agent: text, ..ENTRY });
         assert!(line.contains(&format!("\"user_agent\":{expected},")), "{line}");
         assert_eq!(line.lines().count(), 1, "{line}");
     }
@@ -99,14 +100,16 @@ fn texts_are_escaped_and_cut() {
 
 #[test]
 fn a_template_shows_what_it_names_and_no_client_begins_a_line() {
-    let line = |entry: &Entry<'_>| {
+    let line = |entry: &AccessLogEntry<'_>| {
         let mut out = String::new();
         let parts = ["method", "path", "response_code", "duration", "upstream_host", "user_agent"];
-        let parts = parts.iter().flat_map(|name| [Part::Field(name), Part::Text(" ")]);
+        let parts =
+            parts.iter().flat_map(|name| [TemplatePart::Field(name), TemplatePart::Text(" ")]);
         write_fields(entry, parts, &mut out);
         out
     };
     assert_eq!(line(&ENTRY), "GET /ratings/1 200 1.234 - curl/8 \n");
-    let entry = Entry { path: "/a?token=hunter2", user_agent: "x\nGET /forged \u{85}", ..ENTRY };
+    let entry =
+        AccessLogEntry { path: "/a?token=hunter2", user_agent: "x\nGET /forged \u{85}", ..ENTRY };
     assert_eq!(line(&entry), "GET /a 200 1.234 - x\\nGET /forged \\u0085 \n");
 }

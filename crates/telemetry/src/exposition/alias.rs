@@ -14,14 +14,14 @@ use super::escape_label;
 
 /// A product with alias names, exposed in addition to ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Names {
+pub enum AliasNames {
     /// OSM: names of Envoy, and `osm_request_…`.
     Osm,
     /// osm-edge and FSM: names of Pipy, and `fsm_request_…`.
     Fsm,
 }
 
-impl Names {
+impl AliasNames {
     /// The values of the query parameter `names`.
     pub const ALL: [(&'static str, Self); 2] = [("osm", Self::Osm), ("fsm", Self::Fsm)];
 
@@ -126,7 +126,7 @@ const OF_SIDECAR: &[(Alias, OfSidecar)] = &[
     (new_alias("server_live", "always 1"), |_| 1),
 ];
 
-type OfCluster = fn(&Cluster) -> u64;
+type OfCluster = fn(&ClusterStats) -> u64;
 type OfSidecar = fn(&Telemetry) -> u64;
 
 const fn new_alias(name: &'static str, means: &'static str) -> Alias {
@@ -135,7 +135,7 @@ const fn new_alias(name: &'static str, means: &'static str) -> Alias {
 
 /// The metrics of one client for one port of a service.
 #[derive(Default)]
-struct Cluster {
+struct ClusterStats {
     requests: u64,
     classes: BTreeMap<&'static str, u64>,
     reasons: BTreeMap<&'static str, u64>,
@@ -144,7 +144,7 @@ struct Cluster {
     durations: Histogram,
 }
 
-impl Cluster {
+impl ClusterStats {
     fn add_series(&mut self, series: &SeriesTotals) {
         for (ending, count) in &series.requests {
             self.requests = self.requests.saturating_add(*count);
@@ -163,8 +163,13 @@ impl Cluster {
 
 /// Appends the aliases: always in the text format 0.0.4, because these names violate the rules of OpenMetrics.
 /// `workload` is the namespace and name of the sidecar's workload.
-pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str), out: &mut String) {
-    let mut clusters: BTreeMap<(String, u16), Cluster> = BTreeMap::new();
+pub(super) fn write(
+    telemetry: &Telemetry,
+    names: AliasNames,
+    workload: (&str, &str),
+    out: &mut String,
+) {
+    let mut clusters: BTreeMap<(String, u16), ClusterStats> = BTreeMap::new();
     let mut limited: BTreeMap<String, u64> = BTreeMap::new();
     for (labels, cells) in telemetry.series_cells() {
         let series = SeriesTotals::sum_shards(labels.clone(), &cells);
@@ -183,7 +188,7 @@ pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str),
             _ => {}
         }
     }
-    let mut page = Page { names, out };
+    let mut page = AliasWriter { names, out };
     page.write_clusters(&clusters);
     page.write_requests(&clusters, workload.0, workload.1);
     let name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
@@ -200,13 +205,13 @@ pub(super) fn write(telemetry: &Telemetry, names: Names, workload: (&str, &str),
     }
 }
 
-struct Page<'a> {
-    names: Names,
+struct AliasWriter<'a> {
+    names: AliasNames,
     out: &'a mut String,
 }
 
-impl Page<'_> {
-    fn write_clusters(&mut self, clusters: &BTreeMap<(String, u16), Cluster>) {
+impl AliasWriter<'_> {
+    fn write_clusters(&mut self, clusters: &BTreeMap<(String, u16), ClusterStats>) {
         let prefix = self.names.sidecar_prefix();
         let label = |service: &str, port: u16| {
             format!("{prefix}_cluster_name=\"{}|{port}\"", escape_label(service))
@@ -232,7 +237,7 @@ impl Page<'_> {
     /// The product's own metrics: requests and their durations, as seen by the client.
     fn write_requests(
         &mut self,
-        clusters: &BTreeMap<(String, u16), Cluster>,
+        clusters: &BTreeMap<(String, u16), ClusterStats>,
         namespace: &str,
         name: &str,
     ) {
@@ -243,7 +248,7 @@ impl Page<'_> {
             self.label_word(name)
         );
         // One line per service, for all its ports.
-        let mut services: BTreeMap<&str, Cluster> = BTreeMap::new();
+        let mut services: BTreeMap<&str, ClusterStats> = BTreeMap::new();
         for ((service, _), cluster) in clusters {
             let sum = services.entry(service).or_default();
             for (class, count) in &cluster.classes {
@@ -283,8 +288,12 @@ impl Page<'_> {
     /// The products have different names for the HTTP rate limiter.
     fn limited_http(&mut self, count: u64) {
         let (name, labels) = match self.names {
-            Names::Osm => ("envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited", ""),
-            Names::Fsm => ("http_local_rate_limiter", "{http_local_rate_limit=\"rate_limited\"}"),
+            AliasNames::Osm => {
+                ("envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited", "")
+            }
+            AliasNames::Fsm => {
+                ("http_local_rate_limiter", "{http_local_rate_limit=\"rate_limited\"}")
+            }
         };
         self.start_family(name, "counter");
         self.write_value(&format!("{name}{labels}"), count);
@@ -293,8 +302,8 @@ impl Page<'_> {
     /// OSM has no `-` in these labels.
     fn label_word(&self, text: &str) -> String {
         match self.names {
-            Names::Osm => escape_label(&text.replace('-', "_")),
-            Names::Fsm => escape_label(text),
+            AliasNames::Osm => escape_label(&text.replace('-', "_")),
+            AliasNames::Fsm => escape_label(text),
         }
     }
 
@@ -383,9 +392,9 @@ const LIMITS: [Duration; 17] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::series::{Outcome, RequestLabels};
+    use crate::series::{RequestLabels, RequestRecord};
 
-    fn alias_page(names: Names) -> String {
+    fn alias_page(names: AliasNames) -> String {
         let telemetry = Telemetry::new();
         let shard = telemetry.new_shard();
         let labels = |direction, service: &str, protocol| RequestLabels {
@@ -403,7 +412,7 @@ mod tests {
             (labels("outbound", "", "outside"), 0, None),
             (labels("inbound", "shop/web", "http"), 429, Some("rate-limited")),
         ] {
-            let outcome = Outcome {
+            let outcome = RequestRecord {
                 status,
                 reason,
                 grpc: None,
@@ -421,7 +430,7 @@ mod tests {
 
     #[test]
     fn dashboards_of_others_find_their_names() {
-        let osm = alias_page(Names::Osm);
+        let osm = alias_page(AliasNames::Osm);
         for line in [
             "envoy_cluster_upstream_rq_total{envoy_cluster_name=\"shop/stock-db|9080\"} 3",
             "envoy_cluster_upstream_rq_pending_overflow{envoy_cluster_name=\"shop/stock-db|9080\"} 1",
@@ -439,7 +448,7 @@ mod tests {
             assert!(osm.lines().any(|found| found == line), "{line}\n{osm}");
         }
         assert!(osm.contains("leno_requests_total{"), "ours are there as well");
-        let fsm = alias_page(Names::Fsm);
+        let fsm = alias_page(AliasNames::Fsm);
         for line in [
             "sidecar_cluster_upstream_rq_total{sidecar_cluster_name=\"shop/stock-db|9080\"} 3",
             "sidecar_local_rate_limit_inbound{label=\"shop/web_9080_http.rate_limited\"} 1",
@@ -455,7 +464,7 @@ mod tests {
 
     #[test]
     fn no_family_is_reported_twice() {
-        for names in [Names::Osm, Names::Fsm] {
+        for names in [AliasNames::Osm, AliasNames::Fsm] {
             let page = alias_page(names);
             let mut families: Vec<_> =
                 page.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();

@@ -8,7 +8,7 @@ use super::*;
 use crate::grpc::GrpcStatus;
 use crate::names::{ConnectionSide, Count, Level, all_metrics};
 use crate::rule::RuleLabels;
-use crate::series::{Outcome, RequestLabels};
+use crate::series::{RequestLabels, RequestRecord};
 use crate::trace::{SpanId, TraceId};
 
 #[test]
@@ -34,7 +34,8 @@ fn the_page_is_as_the_format_demands() {
         (503, Some("no-endpoint"), unavailable, 0),
     ] {
         let duration = Duration::from_millis(ms);
-        let outcome = Outcome { status, reason, grpc, duration, bytes_in: 10, bytes_out: 100 };
+        let outcome =
+            RequestRecord { status, reason, grpc, duration, bytes_in: 10, bytes_out: 100 };
         shard.record_request(ratings, &outcome);
     }
     shard.count_audited(ratings, "denied");
@@ -52,7 +53,7 @@ fn the_page_is_as_the_format_demands() {
     telemetry.set_level(Level::CertificateExpiry, 1_700_000_000);
     telemetry.set_level(Level::CertificateIssued, 1_699_913_600);
     telemetry.set_level(Level::ControlConnected, 0);
-    let usage = Usage {
+    let usage = ProcessUsage {
         cpu: Duration::from_millis(1_250),
         rss_kib: 4,
         pss_kib: 3,
@@ -61,7 +62,7 @@ fn the_page_is_as_the_format_demands() {
     };
 
     let mut page = String::new();
-    write(&telemetry, Some(&usage), Form::Prometheus, &mut page);
+    write(&telemetry, Some(&usage), ExpositionFormat::Prometheus, &mut page);
     let page = page.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     expect_file!["page.txt"].assert_eq(&page);
 }
@@ -70,7 +71,7 @@ fn the_page_is_as_the_format_demands() {
 fn every_metric_is_announced_once_and_without_usage_all_but_two() {
     let telemetry = Telemetry::new();
     let mut page = String::new();
-    write(&telemetry, None, Form::Prometheus, &mut page);
+    write(&telemetry, None, ExpositionFormat::Prometheus, &mut page);
     for metric in all_metrics() {
         let announced =
             page.lines().filter(|line| line.split(' ').take(3).eq(["#", "TYPE", metric.name]));
@@ -78,7 +79,7 @@ fn every_metric_is_announced_once_and_without_usage_all_but_two() {
         assert_eq!(announced.count(), expected, "{}", metric.name);
     }
     page.clear();
-    telemetry.expose(Form::Prometheus, &mut page);
+    telemetry.expose(ExpositionFormat::Prometheus, &mut page);
     assert!(page.contains("\nprocess_resident_memory_bytes "), "{page}");
 }
 
@@ -112,15 +113,21 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
     let trace = |number| TraceId(std::num::NonZeroU128::new(number).unwrap());
     for (number, ms) in [(1_u128, 4), (2, 4), (3, 90_000)] {
         let duration = Duration::from_millis(ms);
-        let outcome =
-            Outcome { status: 200, reason: None, grpc: None, duration, bytes_in: 0, bytes_out: 0 };
+        let outcome = RequestRecord {
+            status: 200,
+            reason: None,
+            grpc: None,
+            duration,
+            bytes_in: 0,
+            bytes_out: 0,
+        };
         shard.record_request(series, &outcome);
         let ended = UNIX_EPOCH + Duration::from_millis(1_500 + number as u64);
         let span = SpanId(std::num::NonZeroU64::MIN);
         shard.store_exemplar(series, trace(number), span, duration, ended);
     }
     let mut page = String::new();
-    write(&telemetry, None, Form::OpenMetrics, &mut page);
+    write(&telemetry, None, ExpositionFormat::OpenMetrics, &mut page);
     for line in [
         "# TYPE leno_requests counter\n",
         "\nleno_requests_total{",
@@ -132,6 +139,6 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
     }
     assert!(page.ends_with("\n# EOF\n"));
     let mut page = String::new();
-    write(&telemetry, None, Form::Prometheus, &mut page);
+    write(&telemetry, None, ExpositionFormat::Prometheus, &mut page);
     assert!(!page.contains("trace_id") && !page.contains("# EOF"));
 }

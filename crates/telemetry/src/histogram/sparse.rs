@@ -98,7 +98,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_merged_has_the_quantiles_of_all(
+        fn a_merged_histogram_has_the_quantiles_of_all_values(
             one in prop::collection::vec(0_u64..10_000_000, 0..200),
             other in prop::collection::vec(0_u64..10_000_000, 0..200),
             share in 0.0_f64..1.0,

@@ -1,21 +1,21 @@
 //! The table of all metrics of the control plane.
 
-use super::{Kind, Metric};
+use super::{MetricFamily, MetricKind};
 
 macro_rules! table {
     ($($name:ident $metric:literal $kind:ident $labels:tt $help:literal;)+) => {
         $(
             #[doc = $help]
-            pub const $name: Metric = Metric {
+            pub const $name: MetricFamily = MetricFamily {
                 name: $metric,
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 labels: &$labels,
                 help: $help,
             };
         )+
 
         /// All metrics, in the order of the exposition and of the documents.
-        pub const METRICS: &[Metric] = &[$($name,)+];
+        pub const METRICS: &[MetricFamily] = &[$($name,)+];
     };
 }
 
@@ -82,50 +82,58 @@ pub struct ControlAlias {
     /// Its name there, without the prefix of the product.
     pub name: &'static str,
     /// Its kind there.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its meaning here.
     pub means: &'static str,
 }
 
 /// All aliases, in the order of the exposition.
 pub const ALIASES: &[ControlAlias] = &[
-    control_alias("proxy_connect_count", Kind::Gauge, "`leno_control_proxies`"),
-    control_alias("cert_issued_count", Kind::Counter, "`leno_control_certificates_total`"),
-    control_alias("events_queued", Kind::Gauge, "`leno_control_queue_depth{queue=\"updates\"}`"),
+    control_alias("proxy_connect_count", MetricKind::Gauge, "`leno_control_proxies`"),
+    control_alias("cert_issued_count", MetricKind::Counter, "`leno_control_certificates_total`"),
+    control_alias(
+        "events_queued",
+        MetricKind::Gauge,
+        "`leno_control_queue_depth{queue=\"updates\"}`",
+    ),
     control_alias(
         "resource_namespace_count",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "namespaces that have a workload or a service",
     ),
-    control_alias("proxy_broadcast_event_count", Kind::Counter, "`leno_control_changes_total`"),
+    control_alias(
+        "proxy_broadcast_event_count",
+        MetricKind::Counter,
+        "`leno_control_changes_total`",
+    ),
     control_alias(
         "proxy_response_send_success_count",
-        Kind::Counter,
+        MetricKind::Counter,
         "`leno_control_pushes_total`; all proxies and types together",
     ),
     control_alias(
         "proxy_response_send_error_count",
-        Kind::Counter,
+        MetricKind::Counter,
         "`leno_control_updates_rejected_total`: updates that proxies rejected; all proxies and types together",
     ),
     control_alias(
         "proxy_config_update_time",
-        Kind::Histogram,
+        MetricKind::Histogram,
         "`leno_control_convergence_seconds`: until the last proxy has applied a change, not until it was sent",
     ),
     control_alias(
         "error_err_code_count",
-        Kind::Counter,
+        MetricKind::Counter,
         "`leno_control_connections_rejected_total`; `err_code` has the reason, such as `untrusted-peer`",
     ),
     control_alias(
         "version_info",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "always 1; `version` is Leno's, `build_date` and `git_commit` are absent",
     ),
 ];
 
-const fn control_alias(name: &'static str, kind: Kind, means: &'static str) -> ControlAlias {
+const fn control_alias(name: &'static str, kind: MetricKind, means: &'static str) -> ControlAlias {
     ControlAlias { name, kind, means }
 }
 

@@ -1,6 +1,6 @@
 //! The document about all metrics, `docs/metrics.md`: the text around its tables.
 
-use super::{Metric, all_metrics, control};
+use super::{MetricFamily, all_metrics, control};
 
 /// Renders the document about all metrics, `docs/metrics.md`.
 #[must_use]
@@ -33,9 +33,9 @@ fn render_absent(out: &mut String, names: &[(&str, &str)]) {
     }
 }
 
-fn render_rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a Metric>) {
+fn render_rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a MetricFamily>) {
     out.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
-    for Metric { name, kind, labels, help } in metrics {
+    for MetricFamily { name, kind, labels, help } in metrics {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
         let (kind, labels) = (kind.as_str(), labels.join(", "));
         out.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));

@@ -20,9 +20,9 @@ fn request_labels(service: &str) -> RequestLabels {
     }
 }
 
-fn test_outcome(status: u16, reason: Option<&'static str>) -> Outcome {
+fn test_outcome(status: u16, reason: Option<&'static str>) -> RequestRecord {
     let duration = Duration::from_millis(10);
-    Outcome { status, reason, grpc: None, duration, bytes_in: 2, bytes_out: 3 }
+    RequestRecord { status, reason, grpc: None, duration, bytes_in: 2, bytes_out: 3 }
 }
 
 #[test]
@@ -77,11 +77,15 @@ fn a_grpc_failure_is_no_success_although_http_says_so() {
     let shard = telemetry.new_shard();
     let series = shard.series_id(&request_labels("a"));
     for grpc in GrpcStatus::ALL {
-        shard.record_request(series, &Outcome { grpc: Some(grpc), ..test_outcome(200, None) });
+        shard
+            .record_request(series, &RequestRecord { grpc: Some(grpc), ..test_outcome(200, None) });
     }
     shard.record_request(series, &test_outcome(403, Some("denied")));
     let denied = Some(GrpcStatus::PermissionDenied);
-    shard.record_request(series, &Outcome { grpc: denied, ..test_outcome(403, Some("denied")) });
+    shard.record_request(
+        series,
+        &RequestRecord { grpc: denied, ..test_outcome(403, Some("denied")) },
+    );
     let summary = telemetry.series_summaries();
     let [series] = summary.as_slice() else { panic!("{summary:?}") };
     assert_eq!((series.requests, series.success), (19, 11));
@@ -126,7 +130,7 @@ fn too_many_series_are_counted_together() {
 fn two_writers_and_a_reader_lose_nothing() {
     let telemetry = Telemetry::new();
     let (start, running) = (Barrier::new(3), AtomicUsize::new(2));
-    let write = |shard: Shard| {
+    let write = |shard: MetricsShard| {
         let series = shard.series_id(&request_labels("a"));
         start.wait();
         for n in 0..REQUESTS {

@@ -78,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(number: u128, length in 1..=32_usize) {
+        fn written_ids_are_parsed(number: u128, length in 1..=32_usize) {
             let mut text = [0; 32];
             write(&number.to_be_bytes(), &mut text);
             prop_assert_eq!(std::str::from_utf8(&text).unwrap(), format!("{number:032x}"));

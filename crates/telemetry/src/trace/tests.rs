@@ -7,36 +7,36 @@ use super::*;
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 
-fn carrier_with<'a>(fields: &'a [(&str, &str)]) -> Carrier<'a> {
-    let mut carrier = Carrier::default();
+fn carrier_with<'a>(fields: &'a [(&str, &str)]) -> TraceHeaders<'a> {
+    let mut headers = TraceHeaders::default();
     for (name, value) in fields {
-        carrier.record_header(name.as_bytes(), value.as_bytes());
+        headers.record_header(name.as_bytes(), value.as_bytes());
     }
-    carrier
+    headers
 }
 
-fn parse_context(name: &str, value: &str) -> Option<Context> {
+fn parse_context(name: &str, value: &str) -> Option<TraceContext> {
     carrier_with(&[(name, value)]).parse_context()
 }
 
 /// The parsed trace, span and decision, as text.
-fn describe_context(context: Option<Context>) -> String {
-    let Some(Context { ids, decision, .. }) = context else { return "nothing".to_owned() };
+fn describe_context(context: Option<TraceContext>) -> String {
+    let Some(TraceContext { ids, decision, .. }) = context else { return "nothing".to_owned() };
     let ids = ids.map(|(trace, span)| format!("{trace} {span} ")).unwrap_or_default();
     format!("{ids}{decision:?}")
 }
 
 /// The headers that are forwarded for these received ones, with 1, 2 and so on for random numbers.
 fn passed_on(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
-    let carrier = carrier_with(fields);
+    let headers = carrier_with(fields);
     let mut drawn = 0;
-    let mut chance = || {
+    let mut random = || {
         drawn += 1;
         drawn
     };
-    let forms = Forms { w3c: true, ..Forms::default() };
-    let span = Span::from_carrier(&carrier, forms, &mut chance, |_| samples);
-    let written = Written::from_span(&span);
+    let forms = PropagationFormats { w3c: true, ..PropagationFormats::default() };
+    let span = TraceSpan::from_carrier(&headers, forms, &mut random, |_| samples);
+    let written = PropagatedHeaders::from_span(&span);
     let fields: Vec<_> = written.fields().collect();
     assert!(fields.len() <= FIELDS_MAX);
     fields
@@ -134,7 +134,7 @@ fn a_trace_begins_where_none_came() {
 }
 
 #[test]
-fn a_context_goes_on_in_the_forms_that_it_came_in() {
+fn a_context_is_propagated_in_the_received_formats() {
     let w3c = format!("00-{TRACE}-{SPAN}-01");
     let b3 = format!("{TRACE}-{SPAN}-d");
     let continued = format!("traceparent: 00-{TRACE}-0000000000000001-01");
@@ -161,9 +161,14 @@ fn a_context_goes_on_in_the_forms_that_it_came_in() {
 }
 
 #[test]
-fn state_goes_on_only_with_the_parent_that_it_came_with() {
+fn tracestate_is_propagated_with_its_own_parent_only() {
     let span = |fields: &[(&str, &str)]| {
-        Span::from_carrier(&carrier_with(fields), Forms::default(), &mut || 1, |_| true)
+        TraceSpan::from_carrier(
+            &carrier_with(fields),
+            PropagationFormats::default(),
+            &mut || 1,
+            |_| true,
+        )
     };
     let value = format!("00-{TRACE}-{SPAN}-01");
     let state = ("tracestate", "a=1");
@@ -174,9 +179,14 @@ fn state_goes_on_only_with_the_parent_that_it_came_with() {
 }
 
 #[test]
-fn what_a_request_brought_is_replaced_and_nothing_is_looked_for_otherwise() {
+fn received_headers_are_replaced_and_no_others_are_searched() {
     let span = |fields: &[(&str, &str)]| {
-        Span::from_carrier(&carrier_with(fields), Forms::default(), &mut || 1, |_| true)
+        TraceSpan::from_carrier(
+            &carrier_with(fields),
+            PropagationFormats::default(),
+            &mut || 1,
+            |_| true,
+        )
     };
     assert!(span(&[("host", "a"), ("user-agent", "b")]).replaced_headers().is_empty());
     for name in [
@@ -197,44 +207,44 @@ fn what_a_request_brought_is_replaced_and_nothing_is_looked_for_otherwise() {
 
 proptest! {
     #[test]
-    fn no_header_is_too_strange(
+    fn any_header_value_is_handled(
         name in "(traceparent|b3|x-b3-(traceid|spanid|sampled|flags))",
         value in prop::collection::vec(any::<u8>(), 0..80),
         edit in (0..80_usize, any::<u8>()),
     ) {
-        let mut carrier = Carrier::default();
-        carrier.record_header(name.as_bytes(), &value);
+        let mut headers = TraceHeaders::default();
+        headers.record_header(name.as_bytes(), &value);
         let mut near = format!("00-{TRACE}-{SPAN}-01").into_bytes();
         if let Some(byte) = near.get_mut(edit.0) {
             *byte = edit.1;
         }
-        carrier.record_header(name.as_bytes(), &near);
-        let mut single = Carrier::default();
+        headers.record_header(name.as_bytes(), &near);
+        let mut single = TraceHeaders::default();
         single.record_header(name.as_bytes(), &near);
-        for carrier in [carrier, single] {
-            let span = Span::from_carrier(&carrier, Forms::default(), &mut || 7, |_| true);
-            for (_, value) in Written::from_span(&span).fields() {
+        for headers in [headers, single] {
+            let span = TraceSpan::from_carrier(&headers, PropagationFormats::default(), &mut || 7, |_| true);
+            for (_, value) in PropagatedHeaders::from_span(&span).fields() {
                 prop_assert!(value.iter().all(u8::is_ascii_graphic));
             }
         }
     }
 
     #[test]
-    fn what_is_written_is_read_by_the_next(
+    fn propagated_headers_are_parsed_by_the_next_hop(
         draws in prop::collection::vec(any::<u64>(), 4),
         is_sampled in any::<bool>(),
         forms in any::<(bool, bool, bool)>(),
     ) {
-        let forms = Forms { w3c: forms.0, b3: forms.1, b3_multi: forms.2 };
+        let forms = PropagationFormats { w3c: forms.0, b3: forms.1, b3_multi: forms.2 };
         let mut draws = draws.into_iter().cycle();
-        let mut chance = || draws.next().unwrap();
-        let first = Span::from_carrier(&Carrier::default(), forms, &mut chance, |_| is_sampled);
-        let written = Written::from_span(&first);
-        let mut carrier = Carrier::default();
-        written.fields().for_each(|(name, value)| carrier.record_header(name.as_bytes(), value));
-        prop_assert_eq!(carrier.received_forms(), forms);
-        if forms != Forms::default() {
-            let next = Span::from_carrier(&carrier, Forms::default(), &mut chance, |_| !is_sampled);
+        let mut random = || draws.next().unwrap();
+        let first = TraceSpan::from_carrier(&TraceHeaders::default(), forms, &mut random, |_| is_sampled);
+        let written = PropagatedHeaders::from_span(&first);
+        let mut headers = TraceHeaders::default();
+        written.fields().for_each(|(name, value)| headers.record_header(name.as_bytes(), value));
+        prop_assert_eq!(headers.received_forms(), forms);
+        if forms != PropagationFormats::default() {
+            let next = TraceSpan::from_carrier(&headers, PropagationFormats::default(), &mut random, |_| !is_sampled);
             prop_assert_eq!(next.trace, first.trace);
             prop_assert_eq!(next.parent, Some(first.id));
             prop_assert_eq!(next.is_sampled, is_sampled);

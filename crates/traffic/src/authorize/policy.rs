@@ -8,30 +8,30 @@ use leno_model::{
 };
 
 use super::decision::PolicyDecision;
-use super::{By, Judgement, allows_path};
-use crate::lookup::{Lookup, Places, Sought};
-use crate::many::{Many, Part, demands_of_callers};
+use super::{DecidedBy, PolicyResult, allows_path};
+use crate::match_index::{MatchIndex, RuleSubset, demands_of_callers};
 use crate::matcher::{DenialMatcher, RequestMatcher};
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
+use crate::rule_index::{LookupKeys, RuleIndex, RulePositions};
 use crate::variant::{PathKind, PathVariants};
 
 /// The rules of all access policies of a workload, compiled.
 #[derive(Debug)]
 pub(super) struct PolicyRules {
-    rules: Box<[CompiledRule]>,
+    rules: Box<[CompiledPolicyRule]>,
     /// An index of the peers in the rules, if there are many.
-    peers: Option<Box<Lookup>>,
+    peers: Option<Box<RuleIndex>>,
     /// An index of the requests that rules deny, if there are many.
-    denying: Option<Many>,
+    denying: Option<MatchIndex>,
     /// An index of the requests that rules allow, if there are many.
-    allowing: Option<Many>,
+    allowing: Option<MatchIndex>,
     /// Ports on which opaque bytes cannot hide a request; rules about requests do not apply there.
     opaque: BTreeSet<u16>,
 }
 
 #[derive(Debug)]
-struct CompiledRule {
+struct CompiledPolicyRule {
     decision: PolicyDecision,
     rule: PolicyRule,
     /// The requests of an allow rule; empty for deny rules.
@@ -46,11 +46,11 @@ pub(super) struct PeerRules {
     /// The first rule that denies everything.
     denied: Option<usize>,
     /// The rules that deny some requests.
-    deny: Part,
+    deny: RuleSubset,
     /// The first rule that allows everything.
     allowed: Option<usize>,
     /// The rules that allow some requests.
-    allow: Part,
+    allow: RuleSubset,
     /// Indicates that opaque bytes may contain requests.
     may_hide: bool,
 }
@@ -72,14 +72,14 @@ impl PolicyRules {
     pub(super) fn compile(
         rules: &[PolicyRule],
         ports: &[WorkloadPort],
-    ) -> Result<Option<Self>, BadPattern> {
+    ) -> Result<Option<Self>, InvalidPattern> {
         if rules.is_empty() {
             return Ok(None);
         }
-        let may_hide = |port: &WorkloadPort| RequestNeed::WhereSpoken.rejects_bytes(port.protocol);
+        let may_hide = |port: &WorkloadPort| RequestNeed::IfSupported.rejects_bytes(port.protocol);
         let opaque = ports.iter().filter(|port| !may_hide(port));
-        let rules: Box<[CompiledRule]> =
-            rules.iter().map(CompiledRule::compile).collect::<Result<_, _>>()?;
+        let rules: Box<[CompiledPolicyRule]> =
+            rules.iter().map(CompiledPolicyRule::compile).collect::<Result<_, _>>()?;
         let about_requests = |action| {
             let all = rules.iter().enumerate();
             all.filter(move |(_, it)| it.rule.action == action && it.rule.is_about_requests())
@@ -87,11 +87,11 @@ impl PolicyRules {
         let denying = about_requests(PolicyAction::Deny).map(|(index, it)| (index, &*it.denied));
         let allowing = about_requests(PolicyAction::Allow).map(|(index, it)| (index, &*it.allowed));
         Ok(Some(Self {
-            peers: Lookup::of_many(rules.len(), || {
+            peers: RuleIndex::of_many(rules.len(), || {
                 rules.iter().map(|it| demands_of_callers(&it.rule.peers)).collect()
             }),
-            denying: Many::from_matches(denying),
-            allowing: Many::from_matches(allowing),
+            denying: MatchIndex::from_matches(denying),
+            allowing: MatchIndex::from_matches(allowing),
             rules,
             opaque: opaque.map(|port| port.port).collect(),
         }))
@@ -102,7 +102,7 @@ impl PolicyRules {
         let (mut denied, mut allowed) = (None, None);
         let (mut deny, mut allow) = (Vec::new(), Vec::new());
         let naming = match &self.peers {
-            None => Places::all_rules(self.rules.len()),
+            None => RulePositions::all_rules(self.rules.len()),
             Some(peers) => peers.all_naming(peer),
         };
         for (index, rule) in naming.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
@@ -120,9 +120,9 @@ impl PolicyRules {
         }
         PeerRules {
             denied,
-            deny: Part::from_rules(self.denying.as_ref(), deny.into()),
+            deny: RuleSubset::from_rules(self.denying.as_ref(), deny.into()),
             allowed,
-            allow: Part::from_rules(self.allowing.as_ref(), allow.into()),
+            allow: RuleSubset::from_rules(self.allowing.as_ref(), allow.into()),
             may_hide: !self.opaque.contains(&port),
         }
     }
@@ -133,7 +133,7 @@ impl PolicyRules {
         peer: &PeerRules,
         request: &RequestView<'_>,
         path: PathKind,
-    ) -> Option<Judgement> {
+    ) -> Option<PolicyResult> {
         if let Some(index) = peer.denied {
             return Some(deny_by(index));
         }
@@ -141,7 +141,7 @@ impl PolicyRules {
             let variant = PathVariants::from_path(request.path, path);
             let denies = |m: &DenialMatcher| m.may_mean(request, &variant);
             let rules = (&peer.deny, self.denying.as_ref());
-            let sought = Sought::as_meant(request, &variant);
+            let sought = LookupKeys::as_meant(request, &variant);
             if let Some(index) = self.first_in(rules.0, rules.1, sought, |it| &*it.denied, denies) {
                 return Some(deny_by(index));
             }
@@ -149,25 +149,25 @@ impl PolicyRules {
         let allowed = peer.allowed.or_else(|| {
             let allows = |m: &RequestMatcher| allows_path(m, request, path);
             let rules = (&peer.allow, self.allowing.as_ref());
-            self.first_in(rules.0, rules.1, Sought::as_sent(request), |it| &*it.allowed, allows)
+            self.first_in(rules.0, rules.1, LookupKeys::as_sent(request), |it| &*it.allowed, allows)
         });
-        allowed.map(|index| Ok(By::Policy(index)))
+        allowed.map(|index| Ok(DecidedBy::Policy(index)))
     }
 
     /// Returns the decision for opaque bytes. If the port may carry HTTP, a rule that denies some requests
     /// denies all bytes, since a denied request may be among them.
-    pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<Judgement> {
+    pub(super) fn judge_bytes(&self, peer: &PeerRules) -> Option<PolicyResult> {
         let hidden =
             || peer.deny.matching_rules(self.denying.as_ref()).next().filter(|_| peer.may_hide);
         if let Some(index) = peer.denied.or_else(hidden) {
             return Some(deny_by(index));
         }
-        peer.allowed.map(|index| Ok(By::Policy(index)))
+        peer.allowed.map(|index| Ok(DecidedBy::Policy(index)))
     }
 
     /// Returns the decision for opaque bytes that begin with a request. The request is not parsed, so a rule
     /// that denies some requests denies it.
-    pub(super) fn judge_hidden_request(&self, peer: &PeerRules) -> Option<Judgement> {
+    pub(super) fn judge_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
         let hidden = || peer.deny.matching_rules(self.denying.as_ref()).next();
         peer.denied.or_else(hidden).map(deny_by)
     }
@@ -180,17 +180,17 @@ impl PolicyRules {
     /// Returns the first rule of a part that matches a request.
     fn first_in<M>(
         &self,
-        part: &Part,
-        many: Option<&Many>,
-        sought: Sought<'_>,
-        matchers: impl Fn(&CompiledRule) -> &[M],
+        part: &RuleSubset,
+        many: Option<&MatchIndex>,
+        sought: LookupKeys<'_>,
+        matchers: impl Fn(&CompiledPolicyRule) -> &[M],
         fits: impl Fn(&M) -> bool,
     ) -> Option<usize> {
         let part = match part {
-            Part::Few(rules) => {
+            RuleSubset::Few(rules) => {
                 return self.first_matching(rules, sought.request, matchers, fits);
             }
-            Part::Many(part) => part,
+            RuleSubset::Many(part) => part,
         };
         many?.first_of(part.as_deref(), sought, |index, place| {
             self.rules.get(index).is_some_and(|rule| {
@@ -204,7 +204,7 @@ impl PolicyRules {
         &self,
         among: &[usize],
         request: &RequestView<'_>,
-        matchers: impl Fn(&CompiledRule) -> &[M],
+        matchers: impl Fn(&CompiledPolicyRule) -> &[M],
         fits: impl Fn(&M) -> bool,
     ) -> Option<usize> {
         let fitting = |index: &&usize| {
@@ -219,13 +219,13 @@ impl PolicyRules {
     }
 }
 
-impl CompiledRule {
-    fn compile(rule: &PolicyRule) -> Result<Self, BadPattern> {
+impl CompiledPolicyRule {
+    fn compile(rule: &PolicyRule) -> Result<Self, InvalidPattern> {
         let of = |action| rule.requests.iter().filter(move |_| rule.action == action);
         let allowed = of(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
         let denied = of(PolicyAction::Deny).map(DenialMatcher::compile);
         let within =
-            |bad: BadPattern| bad.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
+            |bad: InvalidPattern| bad.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
             decision: PolicyDecision::from_policy(rule.policy.clone(), &rule.name),
             allowed: allowed.collect::<Result<_, _>>().map_err(within)?,
@@ -240,8 +240,8 @@ fn has_claim(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
     request.fields.claim_values(&claim.name).iter().any(|value| claim.values.contains(value))
 }
 
-fn deny_by(index: usize) -> Judgement {
-    Err((Reason::DeniedByPolicy, By::Policy(index)))
+fn deny_by(index: usize) -> PolicyResult {
+    Err((Reason::DeniedByPolicy, DecidedBy::Policy(index)))
 }
 
 #[cfg(test)]

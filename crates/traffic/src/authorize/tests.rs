@@ -52,12 +52,12 @@ fn decide_tcp(
     access: &InboundAccess,
     permit: &ConnectionPermit,
     port: u16,
-) -> Result<Permit, Denial> {
+) -> Result<RequestPermit, Denial> {
     access.authorize_tcp(&access.authorize_connection(permit.peer(), port)?)
 }
 
 /// `policy`, or `reason policy`, or `reason`.
-fn describe_decision(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+fn describe_decision(access: &InboundAccess, decision: Result<RequestPermit, Denial>) -> String {
     let name = |decision: Option<&PolicyDecision>| {
         decision.map_or(String::new(), |it| it.policy.name.to_string())
     };

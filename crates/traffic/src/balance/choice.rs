@@ -5,9 +5,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_model::{BalanceAlgorithm, Endpoint, HashKey, LoadBalancing, Repeated, WorkloadName};
+use leno_model::{
+    BalanceAlgorithm, Endpoint, HashKey, LoadBalancing, RepeatedHeader, WorkloadName,
+};
 
-use super::hashing::{self, Places, rendezvous_hash};
+use super::hashing::{self, EndpointHashTable, rendezvous_hash};
 use super::policy::{
     choose_thinned, choose_warmed, in_turn, least_of, pick_random, slow_start_share,
 };
@@ -24,9 +26,9 @@ pub struct Balancer {
 
 /// The hash of a request's key; all bits are uniform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Key(pub u64);
+pub struct RequestHash(pub u64);
 
-impl Key {
+impl RequestHash {
     /// Returns the key of a request, or of an opaque connection; `None` if the hashed value is absent: the
     /// default algorithm then decides.
     #[must_use]
@@ -40,7 +42,7 @@ impl Key {
             (HashKey::Source, _) => Some(hashing::hash_key(&caller.to_string())),
             (_, None) => None,
             (HashKey::Header(name), Some(request)) => {
-                of(header_value(request, name, Repeated::Joined))
+                of(header_value(request, name, RepeatedHeader::Joined))
             }
             (HashKey::Cookie(name), Some(request)) => of(cookie_value(request, name)),
         };
@@ -50,9 +52,9 @@ impl Key {
 
 /// The set of candidates for a key.
 #[derive(Clone, Copy)]
-pub enum Keyed<'a> {
+pub enum KeyedCandidates<'a> {
     /// All endpoints of a port, with their hash table.
-    Places(&'a Places),
+    HashTable(&'a EndpointHashTable),
     /// A subset of endpoints, without a hash table.
     Few(&'a [Arc<Endpoint>]),
 }
@@ -75,7 +77,7 @@ impl Balancer {
     pub fn choose_candidate<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
-        keyed: Option<(Key, Keyed<'_>)>,
+        keyed: Option<(RequestHash, KeyedCandidates<'_>)>,
         age: impl Fn(usize) -> Option<Duration>,
         draw: u64,
     ) -> Option<usize> {
@@ -83,7 +85,7 @@ impl Balancer {
             let found = keyed.and_then(|(key, keyed)| find_by_key(candidates, key, keyed));
             return found.or_else(|| pick_candidate(candidates, draw));
         }
-        let warm_up = self.rule.warm_up;
+        let warm_up = self.rule.slow_start;
         let warmth = |index| match (warm_up, age(index)) {
             (Some(rule), Some(age)) => slow_start_share(rule, age),
             (None, _) | (_, None) => u32::MAX,
@@ -128,19 +130,19 @@ fn least_loaded<C: Candidates + ?Sized>(candidates: &C, choices: u8, draw: u64) 
 
 fn find_by_key<C: Candidates + ?Sized>(
     candidates: &C,
-    key: Key,
-    keyed: Keyed<'_>,
+    key: RequestHash,
+    keyed: KeyedCandidates<'_>,
 ) -> Option<usize> {
     let usable = |index: usize| index < candidates.len() && candidates.is_usable(index);
     match keyed {
-        Keyed::Places(places) => places.find_endpoint(key.0, usable),
-        Keyed::Few(endpoints) => rendezvous_hash(key.0, endpoints, usable),
+        KeyedCandidates::HashTable(places) => places.find_endpoint(key.0, usable),
+        KeyedCandidates::Few(endpoints) => rendezvous_hash(key.0, endpoints, usable),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use leno_model::WarmUp;
+    use leno_model::SlowStart;
 
     use super::*;
     use crate::balance::Load;
@@ -163,9 +165,9 @@ mod tests {
 
     /// The share of the last candidate, added this many seconds ago, in percent.
     fn share_of_slow_start_endpoint(choices: u8, loads: &[u32], seconds: u64) -> u32 {
-        let warm_up = Some(WarmUp { time: Duration::from_secs(100), percent_min: 10 });
+        let warm_up = Some(SlowStart { time: Duration::from_secs(100), percent_min: 10 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices };
-        let balancer = Balancer::new(LoadBalancing { algorithm, warm_up });
+        let balancer = Balancer::new(LoadBalancing { algorithm, slow_start: warm_up });
         let slow_start_endpoint = loads.len() - 1;
         let age =
             |index: usize| (index == slow_start_endpoint).then(|| Duration::from_secs(seconds));
@@ -190,9 +192,9 @@ mod tests {
 
     #[test]
     fn where_all_are_cold_one_of_them_it_is() {
-        let warm_up = Some(WarmUp { time: Duration::from_secs(100), percent_min: 1 });
+        let warm_up = Some(SlowStart { time: Duration::from_secs(100), percent_min: 1 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
-        let balancer = Balancer::new(LoadBalancing { algorithm, warm_up });
+        let balancer = Balancer::new(LoadBalancing { algorithm, slow_start: warm_up });
         for count in 1..4 {
             let table = Loads(vec![0; count]);
             for draw in (0..200).map(|n| hash(n, "draw")) {

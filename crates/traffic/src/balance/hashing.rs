@@ -8,7 +8,7 @@ use crate::hash::hash;
 
 /// The hash ring or table that maps keys to endpoints.
 #[derive(Debug)]
-pub enum Places {
+pub enum EndpointHashTable {
     /// Points of a ring, in order, each with its endpoint.
     Ring {
         /// The points.
@@ -25,7 +25,7 @@ pub enum Places {
     },
 }
 
-impl Places {
+impl EndpointHashTable {
     /// Builds the table or ring of these endpoints; `None` for an algorithm without hashing.
     #[must_use]
     pub fn for_endpoints(
@@ -33,8 +33,8 @@ impl Places {
         endpoints: &[Arc<Endpoint>],
     ) -> Option<Self> {
         // Endpoints are identified by name, not by address, so that they keep their slots across a restart.
-        let names = endpoints.iter().map(|it| Named(it.id.workload.to_string(), it.weight));
-        let names: Vec<Named> = names.take(ENDPOINTS_MAX).collect();
+        let names = endpoints.iter().map(|it| WeightedName(it.id.workload.to_string(), it.weight));
+        let names: Vec<WeightedName> = names.take(ENDPOINTS_MAX).collect();
         match algorithm {
             BalanceAlgorithm::RingHash(_) => Some(Self::from_ring(&names)),
             BalanceAlgorithm::Maglev(_) => Some(Self::from_table(&names)),
@@ -63,17 +63,17 @@ impl Places {
         }
     }
 
-    fn from_ring(names: &[Named]) -> Self {
+    fn from_ring(names: &[WeightedName]) -> Self {
         Self::Ring { points: build_ring(names), endpoints: names.len() }
     }
 
-    fn from_table(names: &[Named]) -> Self {
+    fn from_table(names: &[WeightedName]) -> Self {
         Self::Table { places: build_table(names, TABLE_PLACES), endpoints: names.len() }
     }
 }
 
 /// The name of an endpoint, and its weight.
-struct Named(String, Option<Weight>);
+struct WeightedName(String, Option<Weight>);
 
 /// Returns the first owner that is accepted. Each is tried once; `None` after all were rejected.
 fn first_accepted(
@@ -86,7 +86,7 @@ fn first_accepted(
     if may(owner) {
         return Some(owner);
     }
-    let mut refused = Refused::default();
+    let mut refused = RejectedEndpoints::default();
     refused.insert(owner);
     for owner in owners {
         if refused.count == endpoints {
@@ -100,18 +100,18 @@ fn first_accepted(
 }
 
 /// The rejected endpoints: one bit for each endpoint that may have slots.
-struct Refused {
+struct RejectedEndpoints {
     bits: [u64; ENDPOINTS_MAX / 64],
     count: usize,
 }
 
-impl Default for Refused {
+impl Default for RejectedEndpoints {
     fn default() -> Self {
         Self { bits: [0; ENDPOINTS_MAX / 64], count: 0 }
     }
 }
 
-impl Refused {
+impl RejectedEndpoints {
     /// Returns false if it is already present, or out of range.
     fn insert(&mut self, owner: usize) -> bool {
         let Some(bits) = self.bits.get_mut(owner / 64) else { return false };
@@ -147,9 +147,9 @@ pub fn rendezvous_hash(
 /// The unit is [`Weight::DEFAULT`], doubled or halved until the average weight is between half a unit and one
 /// unit: the total number of points never exceeds that of equal weights, and adding or removing an endpoint
 /// rarely changes the points of others.
-fn build_ring(names: &[Named]) -> Box<[(u64, u16)]> {
+fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
     let of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().as_u16());
-    let all = names.iter().map(|Named(_, weight)| of(*weight) * UNIT_PARTS).sum::<usize>();
+    let all = names.iter().map(|WeightedName(_, weight)| of(*weight) * UNIT_PARTS).sum::<usize>();
     let average = (all / names.len().max(1)).max(1);
     let mut unit = usize::from(Weight::DEFAULT) * UNIT_PARTS;
     while unit < average {
@@ -159,7 +159,7 @@ fn build_ring(names: &[Named]) -> Box<[(u64, u16)]> {
         unit /= 2;
     }
     let mut points: Vec<(u64, u16)> = Vec::with_capacity(RING_POINTS * names.len());
-    for (Named(name, weight), index) in names.iter().zip(0_u16..) {
+    for (WeightedName(name, weight), index) in names.iter().zip(0_u16..) {
         let salts = (0_u64..).take((RING_POINTS * of(*weight) * UNIT_PARTS / unit).max(1));
         points.extend(salts.map(|salt| (hash(salt, name), index)));
     }
@@ -169,7 +169,7 @@ fn build_ring(names: &[Named]) -> Box<[(u64, u16)]> {
 
 /// Maglev's population (Eisenbud et al., NSDI 2016, §3.4): the endpoints take turns, each claiming the next
 /// free slot of its own permutation; the frequency of its turns is its weight relative to the greatest.
-fn build_table(names: &[Named], places: usize) -> Box<[u16]> {
+fn build_table(names: &[WeightedName], places: usize) -> Box<[u16]> {
     if names.is_empty() {
         return Box::default();
     }
@@ -178,7 +178,7 @@ fn build_table(names: &[Named], places: usize) -> Box<[u16]> {
         |name: &str| (hash(OFFSET_SALT, name) % count, hash(SKIP_SALT, name) % (count - 1) + 1);
     let weight = |weight: Option<Weight>| weight.unwrap_or_default().as_u16();
     let mut turns: Vec<((u64, u64), u16, u16)> =
-        names.iter().map(|Named(name, its)| (permutation(name), weight(*its), 0)).collect();
+        names.iter().map(|WeightedName(name, its)| (permutation(name), weight(*its), 0)).collect();
     let greatest = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
     let mut table = vec![FREE; places];
     let mut taken = 0;
@@ -226,20 +226,20 @@ mod tests {
 
     use super::*;
 
-    fn endpoint_names(count: usize) -> Vec<Named> {
-        (0..count).map(|n| Named(format!("shop/stock-{n}"), None)).collect()
+    fn endpoint_names(count: usize) -> Vec<WeightedName> {
+        (0..count).map(|n| WeightedName(format!("shop/stock-{n}"), None)).collect()
     }
 
     fn test_keys() -> impl Iterator<Item = u64> {
         (0..20_000).map(|n| hash_key(&format!("user-{n}")))
     }
 
-    fn ring_and_table(names: &[Named]) -> [Places; 2] {
-        [Places::from_ring(names), Places::from_table(names)]
+    fn ring_and_table(names: &[WeightedName]) -> [EndpointHashTable; 2] {
+        [EndpointHashTable::from_ring(names), EndpointHashTable::from_table(names)]
     }
 
     /// The number of keys of each endpoint.
-    fn key_counts(places: &Places, endpoints: usize) -> Vec<usize> {
+    fn key_counts(places: &EndpointHashTable, endpoints: usize) -> Vec<usize> {
         let mut counts = vec![0; endpoints];
         for key in test_keys() {
             counts[places.find_endpoint(key, |_| true).unwrap()] += 1;
@@ -262,9 +262,9 @@ mod tests {
         }
     }
 
-    fn weighted_names(weights: &[u16]) -> Vec<Named> {
+    fn weighted_names(weights: &[u16]) -> Vec<WeightedName> {
         let mut weighted = endpoint_names(weights.len());
-        for (Named(_, weight), number) in weighted.iter_mut().zip(weights) {
+        for (WeightedName(_, weight), number) in weighted.iter_mut().zip(weights) {
             *weight = Weight::new(*number);
         }
         weighted
@@ -304,9 +304,9 @@ mod tests {
 
     #[test]
     fn who_comes_with_another_weight_moves_keys_to_itself_alone() {
-        let before = Places::from_ring(&weighted_names(&[1000, 900, 800]));
-        let after = Places::from_ring(&weighted_names(&[1000, 900, 800, 700]));
-        let found = |places: &Places, key| places.find_endpoint(key, |_| true);
+        let before = EndpointHashTable::from_ring(&weighted_names(&[1000, 900, 800]));
+        let after = EndpointHashTable::from_ring(&weighted_names(&[1000, 900, 800, 700]));
+        let found = |places: &EndpointHashTable, key| places.find_endpoint(key, |_| true);
         for key in test_keys().filter(|key| found(&before, *key) != found(&after, *key)) {
             assert_eq!(found(&after, key), Some(3));
         }

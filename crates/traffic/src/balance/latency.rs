@@ -8,7 +8,7 @@ use std::time::Duration;
 /// seconds, independent of the number of samples. A slowdown is thus noticed with the first response, and
 /// recovery takes a while, not one fast response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Latency {
+pub struct EndpointLatency {
     /// In 65536ths of a microsecond; 0 if unknown.
     average: u64,
     /// The time of the last update, in microseconds.
@@ -19,7 +19,7 @@ pub struct Latency {
     failed_at: u64,
 }
 
-impl Latency {
+impl EndpointLatency {
     /// Records a response that started after this time.
     pub fn record_response(&mut self, took: Duration, now: Duration) {
         let (took, now) = (scaled_micros(took), to_micros(now));

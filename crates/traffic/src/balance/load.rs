@@ -6,8 +6,8 @@ use leno_model::Weight;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
     /// Requests in progress plus consecutive failures.
-    pub under_way: u32,
-    /// The response time, from [`Latency::step`](super::Latency::step).
+    pub in_progress: u32,
+    /// The response time, from [`Latency::step`](super::EndpointLatency::step).
     pub step: Option<u8>,
     /// The weight; absent if all weights are equal.
     pub weight: Option<Weight>,
@@ -17,7 +17,7 @@ impl Load {
     /// Creates the load of a candidate with only the number of requests in progress known.
     #[must_use]
     pub const fn from_requests(under_way: u32) -> Self {
-        Self { under_way, step: None, weight: None }
+        Self { in_progress: under_way, step: None, weight: None }
     }
 
     /// True if this candidate is expected to answer the next request sooner: the product of its requests in
@@ -28,7 +28,7 @@ impl Load {
         let steps = self.step.zip(other.step);
         if self.weight.is_none() && other.weight.is_none() {
             return match steps {
-                None => self.under_way < other.under_way,
+                None => self.in_progress < other.in_progress,
                 Some((here, there)) => {
                     self.request_count() << here < other.request_count() << there
                 }
@@ -41,13 +41,13 @@ impl Load {
 
     /// Includes the next request. At most 2^32.
     fn request_count(self) -> u64 {
-        u64::from(self.under_way) + 1
+        u64::from(self.in_progress) + 1
     }
 
     /// Scales the requests in progress by the weight, in units of the default weight; the next request counts
     /// as one. Idle candidates are thus equal, since the draw already follows the weights. Below 2^28.
     fn weighted_load(self, weight: u64) -> u64 {
-        u64::from(self.under_way.min(UNDER_WAY_MAX)) * u64::from(Weight::DEFAULT) + weight
+        u64::from(self.in_progress.min(UNDER_WAY_MAX)) * u64::from(Weight::DEFAULT) + weight
     }
 
     fn effective_weight(self) -> u64 {
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     fn test_load(under_way: u32, step: Option<u8>, weight: u16) -> Load {
-        Load { under_way, step, weight: Weight::new(weight) }
+        Load { in_progress: under_way, step, weight: Weight::new(weight) }
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
             let here = test_load(one.0, Some(one.1), own);
             let there = test_load(other.0, Some(other.1), others);
             prop_assert!(!(here.is_less_than(there) && there.is_less_than(here)));
-            let busier = Load { under_way: here.under_way.saturating_add(more), ..here };
+            let busier = Load { in_progress: here.in_progress.saturating_add(more), ..here };
             prop_assert!(!busier.is_less_than(here));
             prop_assert!(here.is_less_than(there) || !busier.is_less_than(there));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_model::{WarmUp, Weight};
+use leno_model::{SlowStart, Weight};
 
 use super::{Candidates, Load, draw_below, remix_draw, weighted};
 
@@ -67,7 +67,7 @@ fn nth_fitting<C: Candidates + ?Sized>(candidates: &C, number: usize) -> Option<
 
 /// Returns the share of requests for a candidate of this age, in 65536ths.
 #[must_use]
-pub fn slow_start_share(rule: WarmUp, age: Duration) -> u32 {
+pub fn slow_start_share(rule: SlowStart, age: Duration) -> u32 {
     if age >= rule.time {
         return WHOLE;
     }
@@ -103,14 +103,14 @@ pub fn choose_warmed(
 /// Candidates that take part in a choice with the probability of their slow-start share. Algorithms that
 /// compare loads use this: a new endpoint is the least loaded, and would win every comparison no matter how
 /// often it is rejected afterwards.
-pub(super) struct Thinned<'a, C: ?Sized, W> {
+pub(super) struct SlowStartCandidates<'a, C: ?Sized, W> {
     pub(super) candidates: &'a C,
     pub(super) warmth: W,
     /// The random number of one choice, for all candidates.
     pub(super) draw: u64,
 }
 
-impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for Thinned<'_, C, W> {
+impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for SlowStartCandidates<'_, C, W> {
     fn len(&self) -> usize {
         self.candidates.len()
     }
@@ -136,16 +136,16 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for Thinned<'_, C, 
     }
 }
 
-/// Repeats the choice among [`Thinned`] candidates until one is returned; after the last attempt, chooses among
+/// Repeats the choice among [`SlowStartCandidates`] candidates until one is returned; after the last attempt, chooses among
 /// all.
 pub(super) fn choose_thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
     (candidates, warmth): (&'a C, W),
     draw: u64,
-    choose: impl Fn(&Thinned<'a, C, W>, u64) -> Option<usize>,
+    choose: impl Fn(&SlowStartCandidates<'a, C, W>, u64) -> Option<usize>,
 ) -> Option<usize> {
     let mut draw = draw;
     for _ in 0..CHANGES_MAX {
-        let thinned = Thinned { candidates, warmth, draw: remix_draw(draw) };
+        let thinned = SlowStartCandidates { candidates, warmth, draw: remix_draw(draw) };
         if let Some(index) = choose(&thinned, draw) {
             return Some(index);
         }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_gets_as_much_as_it_is_warm() {
-        let rule = WarmUp { time: Duration::from_secs(100), percent_min: 10 };
+        let rule = SlowStart { time: Duration::from_secs(100), percent_min: 10 };
         let warm =
             |seconds| f64::from(slow_start_share(rule, Duration::from_secs(seconds))) / 65536.0;
         for (seconds, expected) in [(0, 0.1), (5, 0.1), (50, 0.5), (100, 1.0), (1000, 1.0)] {

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The endpoints of a port, with the time of addition of those in slow start.
 #[derive(Debug, Default)]
-pub struct SlowStart {
+pub struct SlowStartEndpoints {
     endpoints: Option<Arc<[Arc<Endpoint>]>>,
     /// The time at which each was added.
     new: FxHashMap<EndpointId, Duration>,
@@ -16,7 +16,7 @@ pub struct SlowStart {
     youngest: Duration,
 }
 
-impl SlowStart {
+impl SlowStartEndpoints {
     /// Updates the endpoints. Endpoints of a port that had none are not in slow start; later additions are,
     /// until their age is `grown`.
     pub fn update_endpoints(
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn who_comes_beside_others_is_new_until_it_is_grown() {
         let at = Duration::from_secs;
-        let mut slow_start = SlowStart::default();
+        let mut slow_start = SlowStartEndpoints::default();
         slow_start.update_endpoints(&test_endpoints(&[]), at(1), at(10));
         slow_start.update_endpoints(&test_endpoints(&["a", "b"]), at(2), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(3)), None);
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn who_is_grown_is_forgotten_though_nobody_comes_or_goes() {
         let at = Duration::from_secs;
-        let mut slow_start = SlowStart::default();
+        let mut slow_start = SlowStartEndpoints::default();
         slow_start.update_endpoints(&test_endpoints(&["a"]), at(1), at(10));
         let two = test_endpoints(&["a", "b"]);
         slow_start.update_endpoints(&two, at(2), at(10));

@@ -3,11 +3,11 @@
 use leno_model::HostPattern;
 use rustc_hash::FxHashMap;
 
-use crate::lookup::first_before;
+use crate::rule_index::first_before;
 
 /// Positions of egress rules, by their hosts.
 #[derive(Debug, Default)]
-pub(super) struct Hosts {
+pub(super) struct EgressHosts {
     exact: FxHashMap<Box<str>, Vec<usize>>,
     /// Rules for all hosts below a name.
     below: FxHashMap<Box<str>, Vec<usize>>,
@@ -15,7 +15,7 @@ pub(super) struct Hosts {
     any: Vec<usize>,
 }
 
-impl Hosts {
+impl EgressHosts {
     /// Adds a rule after those added before; without hosts it applies to any host.
     pub(super) fn add_rule(&mut self, place: usize, hosts: &[HostPattern]) {
         if hosts.is_empty() {
@@ -77,7 +77,7 @@ mod tests {
                 texts.iter().map(|text| text.parse().unwrap()).collect()
             };
             let egress_rules: Vec<Vec<HostPattern>> = egress_rules.iter().map(patterns).collect();
-            let mut hosts = Hosts::default();
+            let mut hosts = EgressHosts::default();
             for (place, patterns) in egress_rules.iter().enumerate() {
                 hosts.add_rule(place, patterns);
             }

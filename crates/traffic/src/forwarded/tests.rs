@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, BalanceAlgorithm, Balancing, Breaker, CircuitBreaker, Endpoint, EndpointId, HashKey,
-    LoadBalancing, PortView, Protocol, Reach, RequestMatch, RouteKind, RouteName, RouteRule,
-    RuleActions, ServiceName, ServicePolicyKind, ServicePolicyName, ServiceView, Snapshot,
-    TrafficPolicy, WeightedBackend, WorkloadName,
+    Access, BalanceAlgorithm, CircuitBreaker, ClientAuthorization, Endpoint, EndpointId, HashKey,
+    LoadBalancing, PortCircuitBreaker, PortConfig, PortLoadBalancing, Protocol, RequestMatch,
+    RouteKind, RouteName, RouteRule, RuleActions, ServiceConfig, ServiceName, ServicePolicyKind,
+    ServicePolicyName, Snapshot, TrafficPolicy, WeightedBackend, WorkloadName,
 };
 
-use crate::plan::tests::workload_plan;
+use crate::compiled_snapshot::tests::workload_plan;
 use crate::traffic_policy::PortTrafficPolicy;
-use crate::{ForwardedPort, Plans};
+use crate::{CompiledSnapshot, ForwardedPort};
 
 fn service_name(name: &str) -> ServiceName {
     ServiceName::new("shop", name).unwrap()
@@ -24,14 +24,17 @@ fn policy_name(kind: ServicePolicyKind, name: &str) -> ServicePolicyName {
 
 fn breaker_policy(name: &str) -> TrafficPolicy {
     let policy = policy_name(ServicePolicyKind::CircuitBreaker, name);
-    let breaker = Breaker { policy, rule: CircuitBreaker::default() };
+    let breaker = PortCircuitBreaker { policy, rule: CircuitBreaker::default() };
     TrafficPolicy { breaker: Some(breaker), ..TrafficPolicy::default() }
 }
 
 fn balancing_policy(name: &str, algorithm: BalanceAlgorithm) -> TrafficPolicy {
     let policy = policy_name(ServicePolicyKind::LoadBalancing, name);
-    let rule = LoadBalancing { algorithm, warm_up: None };
-    TrafficPolicy { balancing: Some(Balancing { policy, rule }), ..TrafficPolicy::default() }
+    let rule = LoadBalancing { algorithm, slow_start: None };
+    TrafficPolicy {
+        balancing: Some(PortLoadBalancing { policy, rule }),
+        ..TrafficPolicy::default()
+    }
 }
 
 fn service_config(
@@ -39,7 +42,7 @@ fn service_config(
     traffic_policy: TrafficPolicy,
     backends: &[&str],
     endpoints: u16,
-) -> ServiceView {
+) -> ServiceConfig {
     let endpoint = |number: u16| {
         let workload = WorkloadName::new("shop", &format!("{name}-{number}")).unwrap();
         let id = EndpointId { service: service_name(name), port: 80, workload };
@@ -54,7 +57,7 @@ fn service_config(
         actions: RuleActions::default(),
         kind: RouteKind::default(),
     };
-    let port = PortView {
+    let port = PortConfig {
         name: None,
         protocol: Protocol::Http,
         routed: !backends.is_empty(),
@@ -66,19 +69,27 @@ fn service_config(
         tcp_rule: None,
     };
     let ports = BTreeMap::from([(80, port)]);
-    ServiceView { name: service_name(name), reach: Reach::Allowed, ports, awaited: false }
+    ServiceConfig {
+        name: service_name(name),
+        client_authorization: ClientAuthorization::Allowed,
+        ports,
+        awaited: false,
+    }
 }
 
-fn compile_config(views: Vec<ServiceView>, before: Option<&Plans>) -> Plans {
+fn compile_config(
+    views: Vec<ServiceConfig>,
+    before: Option<&CompiledSnapshot>,
+) -> CompiledSnapshot {
     let services = views.into_iter().map(|view| (view.name.clone(), Arc::new(view))).collect();
     let (addresses, names) = (BTreeMap::new(), BTreeMap::new());
     let plan = Arc::new(workload_plan(Access::AllowAll));
-    let snapshot = Arc::new(Snapshot { plan, services, addresses, names });
-    Plans::build(snapshot, before).unwrap()
+    let snapshot = Arc::new(Snapshot { config: plan, services, addresses, names });
+    CompiledSnapshot::build(snapshot, before).unwrap()
 }
 
 /// The names of the policies for a request to one service that is forwarded to another.
-fn applied_policies(plans: &Plans, to: &str) -> String {
+fn applied_policies(plans: &CompiledSnapshot, to: &str) -> String {
     let called = &plans.service(&service_name("api")).unwrap().ports[&80];
     let behind = &plans.service(&service_name(to)).unwrap().ports[&80];
     let (traffic_policy, _) = called.policies_to(&service_name(to), 80, behind);
@@ -86,7 +97,7 @@ fn applied_policies(plans: &Plans, to: &str) -> String {
     names.map(|it| it.name.to_string()).collect::<Vec<_>>().join(" ")
 }
 
-fn forwarded_port<'a>(plans: &'a Plans, to: &str) -> &'a ForwardedPort {
+fn forwarded_port<'a>(plans: &'a CompiledSnapshot, to: &str) -> &'a ForwardedPort {
     let called = &plans.service(&service_name("api")).unwrap().ports[&80];
     let mut ports = called.forwarded.as_ref().unwrap().ports().iter();
     ports.find(|it| it.service == service_name(to)).unwrap()
@@ -145,7 +156,8 @@ fn what_threads_count_is_kept_while_policies_stay_and_is_one_for_all_ways() {
     let first = compile_config(views("own", 1), None);
     let grown = compile_config(views("own", 2), Some(&first));
     let edited = compile_config(views("other", 2), Some(&grown));
-    let traffic_policy = |plans: &Plans, to| Arc::clone(&forwarded_port(plans, to).traffic_policy);
+    let traffic_policy =
+        |plans: &CompiledSnapshot, to| Arc::clone(&forwarded_port(plans, to).traffic_policy);
     assert!(Arc::ptr_eq(&traffic_policy(&first, "v1"), &traffic_policy(&grown, "v1")));
     assert!(!Arc::ptr_eq(&traffic_policy(&grown, "v1"), &traffic_policy(&edited, "v1")));
     assert!(Arc::ptr_eq(&traffic_policy(&first, "v2"), &traffic_policy(&edited, "v2")));
@@ -170,9 +182,9 @@ fn places_of_keys_follow_the_endpoints_of_the_backend() {
     let first = compile_config(views(1), None);
     let same = compile_config(views(1), Some(&first));
     let grown = compile_config(views(2), Some(&same));
-    let places = |plans: &Plans| forwarded_port(plans, "v1").places.clone().unwrap();
+    let places = |plans: &CompiledSnapshot| forwarded_port(plans, "v1").hash_table.clone().unwrap();
     assert!(Arc::ptr_eq(&places(&first), &places(&same)));
-    let taken = |plans: &Plans| {
+    let taken = |plans: &CompiledSnapshot| {
         let places = places(plans);
         let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
         keys.filter(|key| places.find_endpoint(*key, |_| true) == Some(1)).count()

@@ -2,15 +2,15 @@
 
 use std::borrow::Cow;
 
-use leno_model::{FieldMatch, PathMatch, Repeated, RequestMatch, ValueMatch};
+use leno_model::{FieldMatch, PathMatch, RepeatedHeader, RequestMatch, ValueMatch};
 use regex::Regex;
 
 use super::{HeaderMatcher, PathMatcher};
-use crate::lookup::{Demand, Key, whole_elements};
-use crate::many::Demanding;
-use crate::pattern::{BadPattern, Pattern, may_end_in_slash, may_exclude, regardless_of_case};
+use crate::match_index::IndexedMatch;
+use crate::pattern::{InvalidPattern, Pattern, may_end_in_slash, may_exclude, regardless_of_case};
 use crate::query::{all_parameters, folded_rule_name, may_be_named, may_be_values};
 use crate::request::RequestView;
+use crate::rule_index::{IndexCondition, IndexedAttribute, whole_elements};
 use crate::variant::{
     Parameters, PathVariants, any_listed_value, any_value, bare_value, folded_case, folded_rule,
     host_readings, is_equal_folded,
@@ -35,30 +35,30 @@ use crate::variant::{
 ///   counts as `GET`.
 #[derive(Debug, Clone)]
 pub(crate) struct DenialMatcher {
-    path: MeantPath,
+    path: DeniedPath,
     methods: Box<[Box<str>]>,
-    headers: Box<[MeantHeader]>,
-    query: Box<[MeantParameter]>,
+    headers: Box<[DeniedHeader]>,
+    query: Box<[DeniedParameter]>,
 }
 
 impl DenialMatcher {
     /// Compiles a match.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
-    pub(crate) fn compile(request: &RequestMatch) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression.
+    pub(crate) fn compile(request: &RequestMatch) -> Result<Self, InvalidPattern> {
         // Errors are those of an allow rule.
         let plain = super::RequestMatcher::compile(request)?;
         let headers = request.headers.iter().zip(&plain.headers);
         let query = request.query.iter().zip(&plain.query);
         Ok(Self {
-            path: MeantPath::compile(&request.path, plain.path),
+            path: DeniedPath::compile(&request.path, plain.path),
             methods: plain.methods,
-            headers: headers.map(|(field, plain)| MeantHeader::compile(field, plain)).collect(),
+            headers: headers.map(|(field, plain)| DeniedHeader::compile(field, plain)).collect(),
             query: query
-                .map(|(field, plain)| MeantParameter {
+                .map(|(field, plain)| DeniedParameter {
                     name: folded_rule_name(&field.name).into(),
-                    value: MeantValue::compile(&field.value, &plain.value),
+                    value: DeniedValue::compile(&field.value, &plain.value),
                 })
                 .collect(),
         })
@@ -106,12 +106,12 @@ impl DenialMatcher {
     }
 }
 
-impl Demanding for DenialMatcher {
+impl IndexedMatch for DenialMatcher {
     /// Returns normalized texts of a matching request. Methods are omitted: a request may have several.
-    fn demands(&self) -> Vec<Demand> {
+    fn demands(&self) -> Vec<IndexCondition> {
         let path = self.path.demand();
-        let headers = self.headers.iter().filter_map(MeantHeader::demand);
-        let query = self.query.iter().filter_map(MeantParameter::demand);
+        let headers = self.headers.iter().filter_map(DeniedHeader::demand);
+        let query = self.query.iter().filter_map(DeniedParameter::demand);
         path.into_iter().chain(headers).chain(query).collect()
     }
 }
@@ -125,7 +125,7 @@ pub(crate) fn may_override_method(request: &RequestView<'_>) -> bool {
 }
 
 #[derive(Debug, Clone)]
-enum MeantPath {
+enum DeniedPath {
     Any,
     /// Normalized.
     Text {
@@ -134,23 +134,23 @@ enum MeantPath {
         parameters: Parameters,
     },
     /// This prefix, normalized; a partial escape is part of no normalized text.
-    Begins {
+    Prefix {
         folded: Box<str>,
         sent: Box<str>,
         parameters: Parameters,
     },
-    Regex(Box<MeantRegex>),
+    Regex(Box<DeniedRegex>),
 }
 
 #[derive(Debug, Clone)]
-struct MeantRegex {
+struct DeniedRegex {
     /// The normalized leading elements of all matching paths; empty if there are none.
     elements: Box<str>,
     regex: AnyCase,
     may_end_in_slash: bool,
 }
 
-impl MeantPath {
+impl DeniedPath {
     fn compile(path: &PathMatch, plain: PathMatcher) -> Self {
         let text = |text: &str, below: Option<bool>| {
             let parameters = parameters_of(text);
@@ -164,17 +164,17 @@ impl MeantPath {
                 text(&exact, None)
             }
             (PathMatcher::Prefix(prefix), _) => text(&prefix, Some(true)).unless_root(),
-            (PathMatcher::Pattern(Pattern::Beginning(beginning)), _) => match &*beginning {
+            (PathMatcher::Pattern(Pattern::Prefix(beginning)), _) => match &*beginning {
                 "" => Self::Any,
                 whole if whole.ends_with('/') => text(whole, Some(true)).unless_root(),
                 part => {
                     let parameters = parameters_of(part);
                     let folded = folded_rule(part, parameters).into();
-                    Self::Begins { folded, sent: beginning, parameters }
+                    Self::Prefix { folded, sent: beginning, parameters }
                 }
             },
             (PathMatcher::Pattern(Pattern::Regex(beginning, plain)), PathMatch::Regex(pattern)) => {
-                Self::Regex(Box::new(MeantRegex {
+                Self::Regex(Box::new(DeniedRegex {
                     elements: folded_elements(&beginning).unwrap_or_default(),
                     regex: AnyCase::compile(pattern, &plain),
                     may_end_in_slash: may_end_in_slash(pattern),
@@ -226,7 +226,7 @@ impl MeantPath {
                     false => rest.is_empty() || is_format(rest, text),
                 })
             }
-            Self::Begins { folded, sent: text, parameters } => {
+            Self::Prefix { folded, sent: text, parameters } => {
                 read(*parameters).starts_with(&**folded)
                     || path.is_odd() && sent.starts_with(&**text)
             }
@@ -234,22 +234,23 @@ impl MeantPath {
         }
     }
 
-    fn demand(&self) -> Option<Demand> {
+    fn demand(&self) -> Option<IndexCondition> {
         let (key, text) = match self {
             Self::Any => return None,
             Self::Text { text, below, .. } => {
-                let key = if *below { Key::Beginning } else { Key::Path };
+                let key =
+                    if *below { IndexedAttribute::PathPrefix } else { IndexedAttribute::Path };
                 (key, folded_rule(text, Parameters::Dropped).into())
             }
-            Self::Begins { sent, .. } => (Key::Beginning, folded_elements(sent)?),
+            Self::Prefix { sent, .. } => (IndexedAttribute::PathPrefix, folded_elements(sent)?),
             Self::Regex(regex) if regex.elements.is_empty() => return None,
-            Self::Regex(regex) => (Key::Beginning, regex.elements.clone()),
+            Self::Regex(regex) => (IndexedAttribute::PathPrefix, regex.elements.clone()),
         };
-        (key == Key::Path || *text != *"/").then(|| (key, vec![text]))
+        (key == IndexedAttribute::Path || *text != *"/").then(|| (key, vec![text]))
     }
 }
 
-impl MeantRegex {
+impl DeniedRegex {
     #[inline(never)]
     fn may_fit(&self, sent: &str, path: &PathVariants) -> bool {
         let folded = path.normalized_path(sent);
@@ -314,15 +315,15 @@ fn folded_elements(beginning: &str) -> Option<Box<str>> {
 }
 
 #[derive(Debug, Clone)]
-struct MeantHeader {
+struct DeniedHeader {
     /// `None` is the authority.
     name: Option<Box<str>>,
-    value: MeantValue,
+    value: DeniedValue,
 }
 
-impl MeantHeader {
+impl DeniedHeader {
     fn compile(field: &FieldMatch, plain: &HeaderMatcher) -> Self {
-        let value = MeantValue::compile(&field.value, &plain.value);
+        let value = DeniedValue::compile(&field.value, &plain.value);
         Self { name: plain.name.clone(), value }
     }
 
@@ -333,27 +334,27 @@ impl MeantHeader {
         let fits = |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_be(value));
         // Single values are found in any list; others are compared with the header of exactly this name as
         // well.
-        let is_one = matches!(self.value, MeantValue::Text(_));
+        let is_one = matches!(self.value, DeniedValue::Text(_));
         request.fields.find_similar(name).is_some_and(fits)
             || !is_one && request.fields.joined_values(name).is_some_and(fits)
     }
 
-    fn demand(&self) -> Option<Demand> {
-        let MeantValue::Text(text) = &self.value else { return None };
+    fn demand(&self) -> Option<IndexCondition> {
+        let DeniedValue::Text(text) = &self.value else { return None };
         let name = self.name.clone().unwrap_or_else(|| ":authority".into());
-        let key = Key::Header { name, repeated: Repeated::Joined, folded: true };
+        let key = IndexedAttribute::Header { name, repeated: RepeatedHeader::Joined, folded: true };
         Some((key, vec![text.clone()]))
     }
 }
 
 #[derive(Debug, Clone)]
-struct MeantParameter {
+struct DeniedParameter {
     /// Normalized.
     name: Box<str>,
-    value: MeantValue,
+    value: DeniedValue,
 }
 
-impl MeantParameter {
+impl DeniedParameter {
     fn may_mean(&self, request: &RequestView<'_>) -> bool {
         let Some(query) = request.query else { return false };
         let mut named = all_parameters(query).filter(|(name, _)| may_be_named(name, &self.name));
@@ -362,24 +363,24 @@ impl MeantParameter {
         })
     }
 
-    fn demand(&self) -> Option<Demand> {
-        let MeantValue::Text(text) = &self.value else { return None };
-        Some((Key::Query(self.name.clone()), vec![text.clone()]))
+    fn demand(&self) -> Option<IndexCondition> {
+        let DeniedValue::Text(text) = &self.value else { return None };
+        Some((IndexedAttribute::Query(self.name.clone()), vec![text.clone()]))
     }
 }
 
 #[derive(Debug, Clone)]
-enum MeantValue {
+enum DeniedValue {
     /// Normalized, without a comma.
     Text(Box<str>),
     /// Several values separated by commas, normalized: they may be part of a longer list.
     List(Box<str>),
     /// This prefix, normalized.
-    Begins(Box<str>),
+    Prefix(Box<str>),
     Regex(AnyCase),
 }
 
-impl MeantValue {
+impl DeniedValue {
     fn compile(value: &ValueMatch, plain: &Pattern) -> Self {
         match (plain, value) {
             (Pattern::Literal(text), _) => {
@@ -390,7 +391,7 @@ impl MeantValue {
                     Self::Text(text.into())
                 }
             }
-            (Pattern::Beginning(text), _) => Self::Begins(folded_case(text).into()),
+            (Pattern::Prefix(text), _) => Self::Prefix(folded_case(text).into()),
             (Pattern::Regex(_, plain), ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern)) => {
                 Self::Regex(AnyCase::compile(pattern, plain))
             }
@@ -401,7 +402,7 @@ impl MeantValue {
         match self {
             Self::Text(text) => is_equal_folded(value, text),
             Self::List(text) => without_blanks(&folded_case(value)).contains(&**text),
-            Self::Begins(text) => folded_case(value).starts_with(&**text),
+            Self::Prefix(text) => folded_case(value).starts_with(&**text),
             Self::Regex(regex) => regex.is_match(value),
         }
     }

@@ -4,23 +4,23 @@ use leno_model::{FailureClasses, Reason};
 
 /// The result of a request to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum EndpointResult {
     /// A response.
-    Answered {
+    Response {
         /// The HTTP status.
         status: u16,
         /// The gRPC status, for gRPC calls.
         grpc: Option<u8>,
     },
     /// An accepted opaque connection.
-    Opened,
+    ConnectionOpened,
     /// No response, or an incomplete one.
-    Broken(Reason),
+    Failed(Reason),
 }
 
 /// The evidence of a result about the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failed {
+pub enum FailureEvidence {
     /// A failure that counts.
     Yes,
     /// No failure.
@@ -31,18 +31,18 @@ pub enum Failed {
 
 /// Classifies a result by these failure classes.
 #[must_use]
-pub fn classify_ending(classes: &FailureClasses, ending: Ending) -> Failed {
-    let counts = |counts: bool| if counts { Failed::Yes } else { Failed::No };
+pub fn classify_ending(classes: &FailureClasses, ending: EndpointResult) -> FailureEvidence {
+    let counts = |counts: bool| if counts { FailureEvidence::Yes } else { FailureEvidence::No };
     match ending {
-        Ending::Opened => Failed::No,
-        Ending::Answered { status, grpc } => {
+        EndpointResult::ConnectionOpened => FailureEvidence::No,
+        EndpointResult::Response { status, grpc } => {
             let gateway = matches!(status, 502..=504);
             let server = matches!(status, 500..=599);
             let call = grpc.is_some_and(|code| classes.grpc.contains(&code));
             counts(call || (classes.server_errors && server) || (classes.gateway_errors && gateway))
         }
-        Ending::Broken(reason) => match class_of(reason) {
-            None => Failed::Unknown,
+        EndpointResult::Failed(reason) => match class_of(reason) {
+            None => FailureEvidence::Unknown,
             Some(Class::Connect) => counts(classes.connect),
             Some(Class::Timeout) => counts(classes.timeout),
             Some(Class::Reset) => counts(classes.reset),
@@ -53,16 +53,18 @@ pub fn classify_ending(classes: &FailureClasses, ending: Ending) -> Failed {
 /// Classifies the result of a health check. Rejections by the mesh are no evidence, nor are policy rejections
 /// of a gRPC application.
 #[must_use]
-pub fn classify_check(ending: Ending) -> Failed {
+pub fn classify_check(ending: EndpointResult) -> FailureEvidence {
     match ending {
-        Ending::Opened => Failed::No,
-        Ending::Answered { grpc: Some(0), .. } => Failed::No,
-        Ending::Answered { grpc: Some(code), .. } if REFUSALS.contains(&code) => Failed::Unknown,
-        Ending::Answered { grpc: None, status: 200..=399 } => Failed::No,
-        Ending::Answered { .. } => Failed::Yes,
-        Ending::Broken(reason) => match class_of(reason) {
-            None => Failed::Unknown,
-            Some(_) => Failed::Yes,
+        EndpointResult::ConnectionOpened => FailureEvidence::No,
+        EndpointResult::Response { grpc: Some(0), .. } => FailureEvidence::No,
+        EndpointResult::Response { grpc: Some(code), .. } if REFUSALS.contains(&code) => {
+            FailureEvidence::Unknown
+        }
+        EndpointResult::Response { grpc: None, status: 200..=399 } => FailureEvidence::No,
+        EndpointResult::Response { .. } => FailureEvidence::Yes,
+        EndpointResult::Failed(reason) => match class_of(reason) {
+            None => FailureEvidence::Unknown,
+            Some(_) => FailureEvidence::Yes,
         },
     }
 }
@@ -97,26 +99,27 @@ fn class_of(reason: Reason) -> Option<Class> {
 
 #[cfg(test)]
 mod tests {
-    use leno_model::Side;
+    use leno_model::FailureSide;
 
     use super::*;
 
     #[test]
     fn every_class_counts_what_is_its_own() {
-        use Ending::{Answered, Broken};
+        use EndpointResult::{Failed, Response};
         let none = FailureClasses::default;
-        let answered = |status| Answered { status, grpc: None };
-        let call = |grpc| Answered { status: 200, grpc: Some(grpc) };
+        let answered = |status| Response { status, grpc: None };
+        let call = |grpc| Response { status: 200, grpc: Some(grpc) };
         let classes = [
-            (FailureClasses { connect: true, ..none() }, Broken(Reason::ConnectFailed)),
-            (FailureClasses { timeout: true, ..none() }, Broken(Reason::ConnectTimeout)),
-            (FailureClasses { reset: true, ..none() }, Broken(Reason::UpstreamReset)),
+            (FailureClasses { connect: true, ..none() }, Failed(Reason::ConnectFailed)),
+            (FailureClasses { timeout: true, ..none() }, Failed(Reason::ConnectTimeout)),
+            (FailureClasses { reset: true, ..none() }, Failed(Reason::UpstreamReset)),
             (FailureClasses { server_errors: true, ..none() }, answered(500)),
             (FailureClasses { grpc: vec![14], ..none() }, call(14)),
         ];
         for (index, (class, _)) in classes.iter().enumerate() {
             for (other, (_, ending)) in classes.iter().enumerate() {
-                let expected = if index == other { Failed::Yes } else { Failed::No };
+                let expected =
+                    if index == other { FailureEvidence::Yes } else { FailureEvidence::No };
                 assert_eq!(classify_ending(class, *ending), expected, "{class:?} {ending:?}");
             }
         }
@@ -124,34 +127,37 @@ mod tests {
         for (status, expected) in
             [(500, false), (502, true), (503, true), (504, true), (429, false)]
         {
-            let seen = classify_ending(&gateway, answered(status)) == Failed::Yes;
+            let seen = classify_ending(&gateway, answered(status)) == FailureEvidence::Yes;
             assert_eq!(seen, expected, "{status}");
         }
-        assert_eq!(classify_ending(&gateway, Ending::Opened), Failed::No);
+        assert_eq!(
+            classify_ending(&gateway, EndpointResult::ConnectionOpened),
+            FailureEvidence::No
+        );
     }
 
     #[test]
     fn a_check_is_judged_by_its_own_measure() {
-        use Ending::{Answered, Broken};
-        let answered = |status| Answered { status, grpc: None };
-        let call = |grpc| Answered { status: 200, grpc: Some(grpc) };
+        use EndpointResult::{Failed, Response};
+        let answered = |status| Response { status, grpc: None };
+        let call = |grpc| Response { status: 200, grpc: Some(grpc) };
         for (ending, expected) in [
-            (answered(200), Failed::No),
-            (answered(204), Failed::No),
-            (answered(302), Failed::No),
-            (answered(101), Failed::Yes),
-            (answered(404), Failed::Yes),
-            (answered(503), Failed::Yes),
-            (call(0), Failed::No),
-            (call(14), Failed::Yes),
-            (call(12), Failed::Yes),
-            (call(7), Failed::Unknown),
-            (Broken(Reason::ConnectFailed), Failed::Yes),
-            (Broken(Reason::RequestTimeout), Failed::Yes),
-            (Broken(Reason::Denied), Failed::Unknown),
-            (Broken(Reason::Overloaded), Failed::Unknown),
-            (Broken(Reason::UpstreamRefused), Failed::Unknown),
-            (Broken(Reason::Unsupported), Failed::Unknown),
+            (answered(200), FailureEvidence::No),
+            (answered(204), FailureEvidence::No),
+            (answered(302), FailureEvidence::No),
+            (answered(101), FailureEvidence::Yes),
+            (answered(404), FailureEvidence::Yes),
+            (answered(503), FailureEvidence::Yes),
+            (call(0), FailureEvidence::No),
+            (call(14), FailureEvidence::Yes),
+            (call(12), FailureEvidence::Yes),
+            (call(7), FailureEvidence::Unknown),
+            (Failed(Reason::ConnectFailed), FailureEvidence::Yes),
+            (Failed(Reason::RequestTimeout), FailureEvidence::Yes),
+            (Failed(Reason::Denied), FailureEvidence::Unknown),
+            (Failed(Reason::Overloaded), FailureEvidence::Unknown),
+            (Failed(Reason::UpstreamRefused), FailureEvidence::Unknown),
+            (Failed(Reason::Unsupported), FailureEvidence::Unknown),
         ] {
             assert_eq!(classify_check(ending), expected, "{ending:?}");
         }
@@ -162,8 +168,8 @@ mod tests {
         let all =
             FailureClasses { connect: true, timeout: true, reset: true, ..Default::default() };
         for reason in Reason::ALL {
-            if classify_ending(&all, Ending::Broken(*reason)) == Failed::Yes {
-                assert_eq!(reason.side(), Side::Upstream, "{reason:?}");
+            if classify_ending(&all, EndpointResult::Failed(*reason)) == FailureEvidence::Yes {
+                assert_eq!(reason.side(), FailureSide::Upstream, "{reason:?}");
             }
         }
     }

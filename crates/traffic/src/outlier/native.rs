@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, OutlierDetection};
 
-use super::{Cause, Event, Failed, Seen, Standing};
+use super::{EjectionCause, EjectionEvent, EjectionState, FailureEvidence, RequestResult};
 
 /// Outlier detection state of one port.
 ///
@@ -14,41 +14,41 @@ use super::{Cause, Event, Failed, Seen, Standing};
 /// checks are separate evidence: an endpoint that they ejected is returned by them, and one ejected for its
 /// requests is returned by a request.
 #[derive(Debug)]
-pub struct Outliers {
+pub struct NativeDetector {
     rule: OutlierDetection,
     bucket: Duration,
     bucket_ends: Duration,
     /// The current bucket in each member's ring.
     current: usize,
-    members: Vec<Member>,
+    members: Vec<DetectedEndpoint>,
     /// The earliest end of an ejection.
     next_return: Option<Duration>,
 }
 
 /// One endpoint.
 #[derive(Debug, Clone)]
-struct Member {
+struct DetectedEndpoint {
     buckets: Box<[Bucket]>,
     total: Bucket,
-    in_a_row: u32,
+    consecutive_failures: u32,
     state: State,
     /// The number of successive ejections: the exponent of the ejection time.
     ejections: u32,
     /// The time of the last return to service.
-    back_since: Duration,
+    returned_at: Duration,
     /// It would be ejected for its requests, but for the bounds.
     is_spared: bool,
-    checks: Checks,
+    checks: HealthCheckState,
 }
 
 /// The health check state of an endpoint.
 #[derive(Debug, Clone, Copy, Default)]
-struct Checks {
+struct HealthCheckState {
     /// The last result, and the number of consecutive equal results.
     failed: bool,
-    in_a_row: u32,
+    consecutive_failures: u32,
     /// It is ejected by health checks.
-    is_ill: bool,
+    is_unhealthy: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,8 +59,8 @@ struct Bucket {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    In,
-    Out {
+    InService,
+    Ejected {
         until: Duration,
     },
     /// Probed: the number of successes, and true if a probe is in progress.
@@ -70,12 +70,12 @@ enum State {
     },
 }
 
-impl Outliers {
+impl NativeDetector {
     /// Creates a detector without evidence.
     #[must_use]
     pub fn new(rule: OutlierDetection, endpoints: usize) -> Self {
         let bucket = rule.window / u32::from(rule.buckets.max(1));
-        let member = Member::new(rule.buckets);
+        let member = DetectedEndpoint::new(rule.buckets);
         let members = vec![member; endpoints];
         Self { rule, bucket, bucket_ends: bucket, current: 0, members, next_return: None }
     }
@@ -87,7 +87,7 @@ impl Outliers {
     }
 
     pub(super) fn update_endpoints(&mut self, places: &[Option<usize>]) {
-        let fresh = Member::new(self.rule.buckets);
+        let fresh = DetectedEndpoint::new(self.rule.buckets);
         let old = |place: &Option<usize>| place.and_then(|old| self.members.get(old)).cloned();
         self.members = places.iter().map(|place| old(place).unwrap_or(fresh.clone())).collect();
         for member in &mut self.members {
@@ -99,24 +99,30 @@ impl Outliers {
         self.keep_bounds();
     }
 
-    pub(super) fn endpoint_state(&self, slot: usize) -> Standing {
-        let Some(member) = self.members.get(slot) else { return Standing::In };
+    pub(super) fn endpoint_state(&self, slot: usize) -> EjectionState {
+        let Some(member) = self.members.get(slot) else { return EjectionState::InService };
         match member.state {
-            _ if member.checks.is_ill => Standing::Out,
-            State::In => Standing::In,
-            State::Probed { under_way: false, .. } => Standing::Probe,
-            State::Out { .. } | State::Probed { under_way: true, .. } => Standing::Out,
+            _ if member.checks.is_unhealthy => EjectionState::Ejected,
+            State::InService => EjectionState::InService,
+            State::Probed { under_way: false, .. } => EjectionState::Probe,
+            State::Ejected { .. } | State::Probed { under_way: true, .. } => EjectionState::Ejected,
         }
     }
 
     pub(super) fn is_spared(&self, slot: usize) -> bool {
         let Some(member) = self.members.get(slot) else { return false };
-        let Checks { failed, in_a_row, .. } = member.checks;
-        let is_ill = self.rule.health_check.as_ref().is_some_and(|it| in_a_row >= it.failures);
+        let HealthCheckState { failed, consecutive_failures, .. } = member.checks;
+        let is_ill =
+            self.rule.health_check.as_ref().is_some_and(|it| consecutive_failures >= it.failures);
         member.is_in() && (member.is_spared || failed && is_ill)
     }
 
-    pub(super) fn advance_time(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    pub(super) fn advance_time(
+        &mut self,
+        now: Duration,
+        draw: u64,
+        events: &mut Vec<EjectionEvent>,
+    ) {
         if now >= self.bucket_ends {
             self.end_buckets(now, draw, events);
         }
@@ -143,34 +149,41 @@ impl Outliers {
         }
     }
 
-    pub(super) fn record_outcome(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+    pub(super) fn record_outcome(
+        &mut self,
+        slot: usize,
+        seen: RequestResult,
+        events: &mut Vec<EjectionEvent>,
+    ) {
         let current = self.current;
         let Some(member) = self.members.get_mut(slot) else { return };
         match &mut member.state {
-            State::In if !member.checks.is_ill => {
+            State::InService if !member.checks.is_unhealthy => {
                 member.count_request(current, seen.failed);
-                if !seen.failed || !member.is_guilty_in_a_row(&self.rule) {
+                if !seen.failed || !member.is_guilty_by_count(&self.rule) {
                     return;
                 }
                 member.is_spared = true;
                 if self.has_room() {
-                    self.eject(slot, Cause::Consecutive, seen.now, seen.draw, events);
+                    self.eject(slot, EjectionCause::Consecutive, seen.now, seen.draw, events);
                 }
             }
             // Requests in progress at the time of the ejection are old evidence.
-            State::In | State::Out { .. } => {}
-            State::Probed { under_way, .. } if member.checks.is_ill => *under_way &= !seen.probe,
+            State::InService | State::Ejected { .. } => {}
+            State::Probed { under_way, .. } if member.checks.is_unhealthy => {
+                *under_way &= !seen.probe
+            }
             State::Probed { .. } if !seen.probe => {}
             State::Probed { .. } if seen.failed => {
-                self.eject(slot, Cause::Probe, seen.now, seen.draw, events);
+                self.eject(slot, EjectionCause::Probe, seen.now, seen.draw, events);
             }
             State::Probed { succeeded, under_way } => {
                 *succeeded += 1;
                 *under_way = false;
                 if *succeeded >= self.rule.probe_requests {
-                    member.state = State::In;
-                    member.back_since = seen.now;
-                    events.push(Event::Unejected { slot });
+                    member.state = State::InService;
+                    member.returned_at = seen.now;
+                    events.push(EjectionEvent::Unejected { slot });
                 }
             }
         }
@@ -182,44 +195,48 @@ impl Outliers {
     pub(super) fn record_check(
         &mut self,
         slot: usize,
-        heard: Failed,
+        heard: FailureEvidence,
         now: Duration,
-        events: &mut Vec<Event>,
+        events: &mut Vec<EjectionEvent>,
     ) {
         let Some(rule) = &self.rule.health_check else { return };
-        let failed = heard == Failed::Yes;
+        let failed = heard == FailureEvidence::Yes;
         let enough = if failed { rule.failures } else { rule.successes };
         let has_room = self.has_room();
         let Some(member) = self.members.get_mut(slot) else { return };
-        let is_in = member.state == State::In;
+        let is_in = member.state == State::InService;
         let checks = &mut member.checks;
-        if heard == Failed::Unknown && !checks.is_ill {
+        if heard == FailureEvidence::Unknown && !checks.is_unhealthy {
             return;
         }
-        checks.in_a_row =
-            if checks.failed == failed { checks.in_a_row.saturating_add(1) } else { 1 };
+        checks.consecutive_failures =
+            if checks.failed == failed { checks.consecutive_failures.saturating_add(1) } else { 1 };
         checks.failed = failed;
-        if checks.in_a_row < enough || checks.is_ill == failed {
+        if checks.consecutive_failures < enough || checks.is_unhealthy == failed {
             return;
         }
         match failed {
             true if is_in && !has_room => return,
             true => {
                 member.clear();
-                events.push(Event::Ejected { slot, cause: Cause::Check, pause: None });
+                events.push(EjectionEvent::Ejected {
+                    slot,
+                    cause: EjectionCause::Check,
+                    pause: None,
+                });
             }
             false if is_in => {
-                member.back_since = now;
-                events.push(Event::Unejected { slot });
+                member.returned_at = now;
+                events.push(EjectionEvent::Unejected { slot });
             }
             // It is also ejected for its requests.
             false => {}
         }
-        member.checks.is_ill = failed;
+        member.checks.is_unhealthy = failed;
     }
 
     /// Ends one or more buckets: evaluates the counts up to the end of the first one.
-    fn end_buckets(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    fn end_buckets(&mut self, now: Duration, draw: u64, events: &mut Vec<EjectionEvent>) {
         self.eject_worst(now, draw, events);
         let ended = 1 + (now - self.bucket_ends).as_nanos() / self.bucket.as_nanos().max(1);
         let buckets = usize::from(self.rule.buckets.max(1));
@@ -228,7 +245,7 @@ impl Outliers {
         for member in &mut self.members {
             // It receives no requests that could clear it: it is tried again when its window is over.
             member.is_spared = ended_buckets <= buckets
-                && (member.is_guilty_by_rate(rule) || member.is_guilty_in_a_row(rule));
+                && (member.is_guilty_by_rate(rule) || member.is_guilty_by_count(rule));
         }
         for _ in 0..ended_buckets.min(buckets) {
             self.current = (self.current + 1) % buckets;
@@ -241,7 +258,7 @@ impl Outliers {
     }
 
     /// Ejects endpoints with too high a failure rate, the worst first, within the bounds.
-    fn eject_worst(&mut self, now: Duration, draw: u64, events: &mut Vec<Event>) {
+    fn eject_worst(&mut self, now: Duration, draw: u64, events: &mut Vec<EjectionEvent>) {
         let mut draw = draw;
         while self.has_room() {
             let members = self.members.iter().enumerate();
@@ -249,7 +266,7 @@ impl Outliers {
             // Of equals the first.
             let worst = guilty.rev().max_by(|(_, a), (_, b)| a.total.compare_rates(b.total));
             let Some(worst) = worst.map(|(slot, _)| slot) else { return };
-            self.eject(worst, Cause::Rate, now, draw, events);
+            self.eject(worst, EjectionCause::Rate, now, draw, events);
             draw = draw.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         }
     }
@@ -274,9 +291,9 @@ impl Outliers {
     fn keep_bounds(&mut self) {
         loop {
             let (out, most) = self.out_and_most();
-            let mut ill = self.members.iter_mut().filter(|member| member.checks.is_ill);
+            let mut ill = self.members.iter_mut().filter(|member| member.checks.is_unhealthy);
             match ill.next() {
-                Some(member) if out > most => member.checks.is_ill = false,
+                Some(member) if out > most => member.checks.is_unhealthy = false,
                 _ => return,
             }
         }
@@ -285,16 +302,16 @@ impl Outliers {
     fn eject(
         &mut self,
         slot: usize,
-        cause: Cause,
+        cause: EjectionCause,
         now: Duration,
         draw: u64,
-        events: &mut Vec<Event>,
+        events: &mut Vec<EjectionEvent>,
     ) {
         let rule = &self.rule;
         let Some(member) = self.members.get_mut(slot) else { return };
-        if member.state == State::In {
+        if member.state == State::InService {
             // Time without ejection reduces the ejection time by one doubling per base time.
-            let well = now.saturating_sub(member.back_since).as_nanos();
+            let well = now.saturating_sub(member.returned_at).as_nanos();
             let forgiven = well / rule.ejection_time.base.as_nanos().max(1);
             let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
             member.ejections = member.ejections.saturating_sub(forgiven);
@@ -307,45 +324,45 @@ impl Outliers {
         member.ejections = member.ejections.saturating_add(1).min(EJECTIONS_MAX);
         member.clear();
         let until = now.saturating_add(pause);
-        member.state = State::Out { until };
+        member.state = State::Ejected { until };
         self.next_return = Some(self.next_return.map_or(until, |next| next.min(until)));
-        events.push(Event::Ejected { slot, cause, pause: Some(pause) });
+        events.push(EjectionEvent::Ejected { slot, cause, pause: Some(pause) });
     }
 
     fn end_ejections(&mut self, now: Duration) {
         let mut next = None;
         for member in &mut self.members {
             match member.state {
-                State::Out { until } if until <= now => {
+                State::Ejected { until } if until <= now => {
                     member.state = State::Probed { succeeded: 0, under_way: false };
                 }
-                State::Out { until } => {
+                State::Ejected { until } => {
                     next = Some(next.map_or(until, |next: Duration| next.min(until)));
                 }
-                State::In | State::Probed { .. } => {}
+                State::InService | State::Probed { .. } => {}
             }
         }
         self.next_return = next;
     }
 }
 
-impl Member {
+impl DetectedEndpoint {
     fn new(buckets: u8) -> Self {
         Self {
             buckets: vec![Bucket::default(); usize::from(buckets.max(1))].into(),
             total: Bucket::default(),
-            in_a_row: 0,
-            state: State::In,
+            consecutive_failures: 0,
+            state: State::InService,
             ejections: 0,
-            back_since: Duration::ZERO,
+            returned_at: Duration::ZERO,
             is_spared: false,
-            checks: Checks::default(),
+            checks: HealthCheckState::default(),
         }
     }
 
     /// True if it is neither ejected nor unhealthy.
     fn is_in(&self) -> bool {
-        self.state == State::In && !self.checks.is_ill
+        self.state == State::InService && !self.checks.is_unhealthy
     }
 
     /// True if its failure rate is too high.
@@ -358,13 +375,14 @@ impl Member {
     }
 
     /// True if it has too many consecutive failures, the last one within the window.
-    fn is_guilty_in_a_row(&self, rule: &OutlierDetection) -> bool {
+    fn is_guilty_by_count(&self, rule: &OutlierDetection) -> bool {
         let limit = rule.consecutive_failures.unwrap_or(u32::MAX);
-        self.is_in() && self.in_a_row >= limit && self.total.requests > 0
+        self.is_in() && self.consecutive_failures >= limit && self.total.requests > 0
     }
 
     fn count_request(&mut self, current: usize, failed: bool) {
-        self.in_a_row = if failed { self.in_a_row.saturating_add(1) } else { 0 };
+        self.consecutive_failures =
+            if failed { self.consecutive_failures.saturating_add(1) } else { 0 };
         if let Some(bucket) = self.buckets.get_mut(current) {
             for counted in [bucket, &mut self.total] {
                 counted.requests = counted.requests.saturating_add(1);
@@ -386,7 +404,7 @@ impl Member {
     fn clear(&mut self) {
         self.buckets.fill(Bucket::default());
         self.total = Bucket::default();
-        self.in_a_row = 0;
+        self.consecutive_failures = 0;
         self.is_spared = false;
     }
 }

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use leno_model::{FailureClasses, SermantRemoval};
 
-use super::{Cause, Event, Seen, Standing};
+use super::{EjectionCause, EjectionEvent, EjectionState, RequestResult};
 
 /// Outlier detection state of the instances of one service, in their order.
 #[derive(Debug)]
-pub struct SermantOutliers {
+pub struct SermantDetector {
     rule: SermantRemoval,
     window_ends: Duration,
     instances: Vec<Instance>,
@@ -30,10 +30,10 @@ struct Instance {
     windows: VecDeque<(u64, u64)>,
     /// In thousandths, rounded.
     error_rate: u64,
-    out_until: Option<Duration>,
+    ejected_until: Option<Duration>,
 }
 
-impl SermantOutliers {
+impl SermantDetector {
     /// Creates a detector without evidence.
     #[must_use]
     pub fn new(rule: SermantRemoval, instances: usize) -> Self {
@@ -54,16 +54,16 @@ impl SermantOutliers {
         self.settled_until = None;
     }
 
-    pub(super) fn endpoint_state(&self, slot: usize) -> Standing {
-        match self.instances.get(slot).is_some_and(|instance| instance.out_until.is_some()) {
-            true => Standing::Out,
-            false => Standing::In,
+    pub(super) fn endpoint_state(&self, slot: usize) -> EjectionState {
+        match self.instances.get(slot).is_some_and(|instance| instance.ejected_until.is_some()) {
+            true => EjectionState::Ejected,
+            false => EjectionState::InService,
         }
     }
 
     /// Filtering is idempotent without new events, so it runs only at the end of a window or an ejection, or
     /// after a change of the instances.
-    pub(super) fn advance_time(&mut self, now: Duration, events: &mut Vec<Event>) {
+    pub(super) fn advance_time(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
         if now < self.window_ends && self.settled_until.is_some_and(|until| now < until) {
             return;
         }
@@ -71,12 +71,17 @@ impl SermantOutliers {
         self.filter_instances(&all, now, events);
         // A timestamp has passed if it is strictly earlier than now.
         let tick = Duration::from_nanos(1);
-        let stamps = self.instances.iter().filter_map(|instance| instance.out_until);
+        let stamps = self.instances.iter().filter_map(|instance| instance.ejected_until);
         let stamps = stamps.map(|stamp| stamp.saturating_add(tick));
         self.settled_until = stamps.chain([self.window_ends]).min();
     }
 
-    pub(super) fn record_outcome(&mut self, slot: usize, seen: Seen, events: &mut Vec<Event>) {
+    pub(super) fn record_outcome(
+        &mut self,
+        slot: usize,
+        seen: RequestResult,
+        events: &mut Vec<EjectionEvent>,
+    ) {
         self.end_windows(seen.now, events);
         if let Some(instance) = self.instances.get_mut(slot) {
             instance.called = Some(seen.now);
@@ -91,17 +96,17 @@ impl SermantOutliers {
         &mut self,
         list: &[usize],
         now: Duration,
-        events: &mut Vec<Event>,
+        events: &mut Vec<EjectionEvent>,
     ) -> Vec<usize> {
         self.end_windows(now, events);
         let mut left = Vec::with_capacity(list.len());
         for slot in list {
             let Some(instance) = self.instances.get_mut(*slot) else { continue };
-            match instance.out_until {
+            match instance.ejected_until {
                 Some(until) if now <= until => continue,
                 Some(_) => {
-                    instance.out_until = None;
-                    events.push(Event::Unejected { slot: *slot });
+                    instance.ejected_until = None;
+                    events.push(EjectionEvent::Unejected { slot: *slot });
                 }
                 None => {}
             }
@@ -121,15 +126,19 @@ impl SermantOutliers {
                 return true;
             }
             budget -= MILLION;
-            instance.out_until = Some(now.saturating_add(pause));
-            events.push(Event::Ejected { slot: *slot, cause: Cause::Rate, pause: Some(pause) });
+            instance.ejected_until = Some(now.saturating_add(pause));
+            events.push(EjectionEvent::Ejected {
+                slot: *slot,
+                cause: EjectionCause::Rate,
+                pause: Some(pause),
+            });
             false
         });
         left
     }
 
     /// Ends the windows until now.
-    fn end_windows(&mut self, now: Duration, events: &mut Vec<Event>) {
+    fn end_windows(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
         if now < self.window_ends {
             return;
         }
@@ -139,11 +148,11 @@ impl SermantOutliers {
         let first = self.window_ends;
         let last = first.saturating_add(window.saturating_mul(ended - 1));
         for (slot, instance) in self.instances.iter_mut().enumerate() {
-            let was_out = instance.out_until.is_some();
+            let was_out = instance.ejected_until.is_some();
             instance.end_windows(first, last, ended, &self.rule);
             // The ejection of a forgotten instance ends too.
-            if was_out && instance.out_until.is_none() {
-                events.push(Event::Unejected { slot });
+            if was_out && instance.ejected_until.is_none() {
+                events.push(EjectionEvent::Unejected { slot });
             }
         }
         self.window_ends = last.saturating_add(window);

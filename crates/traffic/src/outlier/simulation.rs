@@ -71,7 +71,7 @@ impl World {
 
     fn ejected_count(&self) -> usize {
         (0..self.sick.len())
-            .filter(|slot| self.detector.endpoint_state(*slot) != Standing::In)
+            .filter(|slot| self.detector.endpoint_state(*slot) != EjectionState::InService)
             .count()
     }
 
@@ -102,11 +102,11 @@ impl World {
         self.detector.advance_time(self.now, draw, &mut events);
         let slot = self.chance.below_bound(self.sick.len() as u64) as usize;
         if self.chance.below_bound(4) == 0 {
-            let heard = if self.sick[slot] { Failed::Yes } else { Failed::No };
+            let heard = if self.sick[slot] { FailureEvidence::Yes } else { FailureEvidence::No };
             self.detector.record_check(slot, heard, self.now, &mut events);
             return;
         }
-        if self.detector.endpoint_state(slot) == Standing::Out {
+        if self.detector.endpoint_state(slot) == EjectionState::Ejected {
             return;
         }
         let probe = self.detector.start_request(slot);
@@ -116,7 +116,7 @@ impl World {
             self.detector.release_request(slot, true);
             return;
         }
-        let seen = Seen { failed: self.sick[slot], probe, now: self.now, draw };
+        let seen = RequestResult { failed: self.sick[slot], probe, now: self.now, draw };
         self.detector.record_outcome(slot, seen, &mut events);
     }
 }
@@ -135,7 +135,8 @@ fn bounds_hold_the_sick_go_and_the_well_come_back() {
         let sick = world.sick.iter().filter(|sick| **sick).count();
         let gone = (0..world.sick.len())
             .filter(|slot| {
-                world.sick[*slot] && world.detector.endpoint_state(*slot) != Standing::In
+                world.sick[*slot]
+                    && world.detector.endpoint_state(*slot) != EjectionState::InService
             })
             .count();
         assert_eq!(gone, sick.min(world.ejection_limit()), "seed {seed}: within two windows");

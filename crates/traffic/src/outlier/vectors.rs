@@ -36,7 +36,7 @@ fn removal_in_the_manner_of_sermant_passes_its_vectors() {
         };
         let service = Name::new(field("service").as_str().unwrap()).unwrap();
         let rule = sermant_rule(&field).for_service(&service);
-        let mut outliers = rule.map(|rule| SermantOutliers::new(rule, instance_names(case).len()));
+        let mut outliers = rule.map(|rule| SermantDetector::new(rule, instance_names(case).len()));
         run(case, |step, now| sermant_step(outliers.as_mut(), case, step, now));
     }
 }
@@ -62,7 +62,7 @@ fn standing_is_what_the_filter_left() {
         run(case, |step, now| {
             let mut events = Vec::new();
             for call in step_calls(step, case) {
-                let seen = Seen { failed: call.1, probe: false, now, draw: 0 };
+                let seen = RequestResult { failed: call.1, probe: false, now, draw: 0 };
                 detector.record_outcome(call.0, seen, &mut events);
             }
             detector.advance_time(now, 0, &mut events);
@@ -70,7 +70,8 @@ fn standing_is_what_the_filter_left() {
             if let Some(kept) = step["kept"].as_array() {
                 looked += 1;
                 let names = instance_names(case);
-                let standing = |slot: &usize| detector.endpoint_state(*slot) == Standing::In;
+                let standing =
+                    |slot: &usize| detector.endpoint_state(*slot) == EjectionState::InService;
                 let left = (0..names.len()).filter(standing).map(|slot| names[slot].clone());
                 assert_eq!(left.collect::<Vec<_>>(), text_values(kept), "{}: {step}", case["name"]);
             }
@@ -84,29 +85,33 @@ fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: 
     detector.advance_time(now, 0, &mut events);
     for (slot, failed) in step_calls(step, case) {
         let probe = detector.start_request(slot);
-        detector.record_outcome(slot, Seen { failed, probe, now, draw: 0 }, &mut events);
+        detector.record_outcome(slot, RequestResult { failed, probe, now, draw: 0 }, &mut events);
     }
     for (slot, failed) in call_outcomes(&step["checks"], case) {
-        let heard = if failed { Failed::Yes } else { Failed::No };
+        let heard = if failed { FailureEvidence::Yes } else { FailureEvidence::No };
         detector.record_check(slot, heard, now, &mut events);
     }
     for (name, expected) in step["standing"].as_object().into_iter().flatten() {
         let standing = match detector.endpoint_state(instance_index(name, case)) {
-            Standing::In => "in",
-            Standing::Out => "out",
-            Standing::Probe => "probe",
+            EjectionState::InService => "in",
+            EjectionState::Ejected => "out",
+            EjectionState::Probe => "probe",
         };
         assert_eq!(Some(standing), expected.as_str(), "{}: {name} in {step}", case["name"]);
     }
 }
 
-fn sermant_step(outliers: Option<&mut SermantOutliers>, case: &Value, step: &Value, now: Duration) {
+fn sermant_step(outliers: Option<&mut SermantDetector>, case: &Value, step: &Value, now: Duration) {
     let mut events = Vec::new();
     let names = instance_names(case);
     let mut left: Vec<usize> = (0..names.len()).collect();
     if let Some(outliers) = outliers {
         for (slot, failed) in step_calls(step, case) {
-            outliers.record_outcome(slot, Seen { failed, probe: false, now, draw: 0 }, &mut events);
+            outliers.record_outcome(
+                slot,
+                RequestResult { failed, probe: false, now, draw: 0 },
+                &mut events,
+            );
         }
         if !step["kept"].is_null() {
             for _ in 0..step["passes"].as_u64().unwrap_or(1) {

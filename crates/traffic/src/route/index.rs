@@ -4,17 +4,17 @@ use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
 
 use super::{CompiledMatch, PathRank, match_rank};
-use crate::lookup::{Beginnings, Lookup};
-use crate::many::Demanding;
+use crate::match_index::IndexedMatch;
 use crate::matcher::prefix_elements;
 use crate::request::RequestView;
+use crate::rule_index::{PrefixIndex, RuleIndex};
 
 /// All matches of a port, grouped by exact path and by prefix: a request matches at most one exact path, and
 /// the longest of several prefixes wins.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Index {
+pub(super) struct RouteIndex {
     exact: FxHashMap<Box<str>, Group>,
-    prefixes: Beginnings<Group>,
+    prefixes: PrefixIndex<Group>,
     /// Matches by regular expression, followed by those for any path.
     rest: Group,
 }
@@ -24,10 +24,10 @@ pub(super) struct Index {
 struct Group {
     matches: Box<[CompiledMatch]>,
     /// An index of their other exact conditions, if they are many.
-    lookup: Option<Box<Lookup>>,
+    lookup: Option<Box<RuleIndex>>,
 }
 
-impl Index {
+impl RouteIndex {
     /// Builds the index of matches, given in the order of routes, rules and matches.
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
         let mut ranked: Vec<_> =
@@ -49,7 +49,7 @@ impl Index {
         let group = |(place, matches)| (place, Group::from_matches(matches));
         Self {
             exact: exact.into_iter().map(group).collect(),
-            prefixes: Beginnings::from_prefixes(prefixes.into_iter().map(group)),
+            prefixes: PrefixIndex::from_prefixes(prefixes.into_iter().map(group)),
             rest: Group::from_matches(rest),
         }
     }
@@ -79,7 +79,7 @@ impl Index {
 
 impl Group {
     fn from_matches(matches: Vec<CompiledMatch>) -> Self {
-        let lookup = Lookup::of_many(matches.len(), || {
+        let lookup = RuleIndex::of_many(matches.len(), || {
             matches.iter().map(|it| it.matcher.demands()).collect()
         });
         Self { matches: matches.into(), lookup }
@@ -113,7 +113,7 @@ impl Group {
     #[inline(never)]
     fn looked_up(
         &self,
-        lookup: &Lookup,
+        lookup: &RuleIndex,
         request: &RequestView<'_>,
         fits: impl Fn(&CompiledMatch) -> bool,
     ) -> Option<&CompiledMatch> {

@@ -25,8 +25,8 @@ fn route_rule(route: &str, matches: Vec<RequestMatch>) -> RouteRule {
     }
 }
 
-fn port_with_rules(rules: Vec<RouteRule>) -> PortView {
-    PortView {
+fn port_with_rules(rules: Vec<RouteRule>) -> PortConfig {
+    PortConfig {
         name: None,
         protocol: Protocol::Http,
         routed: true,
@@ -155,7 +155,7 @@ fn without_routes_traffic_goes_straight_and_with_empty_ones_nowhere() {
     let attached = PortRoutes::compile(&port_with_rules(Vec::new())).unwrap();
     assert!(matches!(attached.choose_backend(&request, 0), RouteChoice::NoRoute));
     assert!(!attached.is_trivial());
-    let view = PortView { routed: false, ..port_with_rules(Vec::new()) };
+    let view = PortConfig { routed: false, ..port_with_rules(Vec::new()) };
     let direct = PortRoutes::compile(&view).unwrap();
     assert!(matches!(direct.choose_backend(&request, 0), RouteChoice::Direct));
     assert!(direct.is_trivial());
@@ -168,7 +168,7 @@ fn what_no_rule_of_a_split_is_about_goes_straight() {
         |path| RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
     let path = PathMatch::Exact("/split".to_owned());
     let some = route_rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
-    let view = PortView { routed: false, ..port_with_rules(vec![some]) };
+    let view = PortConfig { routed: false, ..port_with_rules(vec![some]) };
     let routes = PortRoutes::compile(&view).unwrap();
     assert!(!routes.is_trivial());
     assert!(matches!(routes.choose_backend(&request("/split"), 0), RouteChoice::To { .. }));
@@ -247,7 +247,7 @@ fn any_match() -> impl Strategy<Value = RequestMatch> {
 }
 
 /// The documented order, implemented naively: compares all matches pair by pair.
-fn naive_choice(view: &PortView, path: &str) -> Option<usize> {
+fn naive_choice(view: &PortConfig, path: &str) -> Option<usize> {
     let mut best: Option<(usize, &RequestMatch)> = None;
     for (index, rule) in view.rules.iter().enumerate() {
         for candidate in &rule.matches {
@@ -317,7 +317,7 @@ proptest! {
 }
 
 /// The literal definition: of all matches for the request, the first by rank, then by position.
-fn first_by_rank(view: &PortView, request: &RequestView<'_>) -> Option<usize> {
+fn first_by_rank(view: &PortConfig, request: &RequestView<'_>) -> Option<usize> {
     let numbered = view.rules.iter().enumerate();
     let all = numbered.flat_map(|(index, rule)| rule.matches.iter().map(move |it| (index, it)));
     let fitting = all.filter(|(_, it)| RequestMatcher::compile(it).unwrap().matches(request));
@@ -420,7 +420,7 @@ fn what_is_done_beside_depends_on_the_backend_where_one_has_edits_of_its_own() {
     };
     let edits = BackendEdits { request_headers: set("backend"), ..BackendEdits::default() };
     let edited = WeightedBackend { edits: Some(Box::new(edits)), ..weighted_backend("new", 1) };
-    let lines = |rule: &CompiledRule, index| {
+    let lines = |rule: &CompiledRouteRule, index| {
         rule.actions_at(index).map_or(String::new(), |actions| actions.request.lines.to_string())
     };
     let mut given = route_rule("a", vec![prefix_match("/")]);

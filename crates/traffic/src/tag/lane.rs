@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use leno_model::{LaneRule, RuleOrigin};
 
-use super::demands::exact_demands;
+use super::conditions::exact_demands;
 use super::matcher::TagMatcher;
-use super::share::{Chance, Draw, Shares};
-use crate::lookup::Lookup;
+use super::weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
 use crate::match_slot::MatchSlot;
-use crate::pattern::BadPattern;
+use crate::pattern::InvalidPattern;
 use crate::request::{RequestView, header_value};
+use crate::rule_index::RuleIndex;
 
 /// The lanes of a workload, compiled.
 #[derive(Debug, Default)]
@@ -21,42 +21,42 @@ pub struct Lanes {
 
 #[derive(Debug)]
 struct PortLanes {
-    lanes: Box<[Lane]>,
+    lanes: Box<[CompiledLane]>,
     /// An index, if there are many.
-    lookup: Option<Box<Lookup>>,
+    lookup: Option<Box<RuleIndex>>,
 }
 
 #[derive(Debug)]
-struct Lane {
+struct CompiledLane {
     matcher: TagMatcher,
-    shares: Shares,
+    shares: WeightedTargets,
     /// Alternatives, one of which is drawn.
-    marks: Box<[Box<[Mark]>]>,
+    marks: Box<[Box<[LaneHeader]>]>,
     origin: RuleOrigin,
     match_slot: MatchSlot,
 }
 
 /// The headers to add to a request.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Marks<'a> {
+pub struct LaneHeaders<'a> {
     /// The rule that decided, with its origin and match counter.
     pub rule: Option<(&'a RuleOrigin, &'a MatchSlot)>,
-    headers: &'a [Mark],
+    headers: &'a [LaneHeader],
 }
 
 /// A header: its name and its value.
-type Mark = (Box<str>, Box<str>);
+type LaneHeader = (Box<str>, Box<str>);
 
 impl Lanes {
     /// Compiles the lanes of a workload.
     ///
     /// # Errors
-    /// [`BadPattern`] for the first invalid regular expression.
-    pub fn compile(lanes: &BTreeMap<u16, Vec<LaneRule>>) -> Result<Self, BadPattern> {
+    /// [`InvalidPattern`] for the first invalid regular expression.
+    pub fn compile(lanes: &BTreeMap<u16, Vec<LaneRule>>) -> Result<Self, InvalidPattern> {
         let mut ports = BTreeMap::new();
         for (port, rules) in lanes {
-            let lanes: Result<Box<[Lane]>, BadPattern> =
-                rules.iter().map(Lane::from_rule).collect();
+            let lanes: Result<Box<[CompiledLane]>, InvalidPattern> =
+                rules.iter().map(CompiledLane::from_rule).collect();
             ports.insert(*port, PortLanes::from_lanes(lanes?));
         }
         Ok(Self { ports })
@@ -74,26 +74,26 @@ impl Lanes {
         &self,
         port: u16,
         request: &RequestView<'_>,
-        chance: &mut impl Chance,
-    ) -> Marks<'_> {
+        chance: &mut impl RandomChoice,
+    ) -> LaneHeaders<'_> {
         let fitting = self.ports.get(&port).and_then(|lanes| lanes.first_match(request));
-        let drawn =
-            fitting.and_then(|lane| lane.marks.get(lane.shares.draw_target(Draw::Lane, chance)));
+        let drawn = fitting
+            .and_then(|lane| lane.marks.get(lane.shares.draw_target(DrawPurpose::Lane, chance)));
         let rule = fitting.map(|lane| (&lane.origin, &lane.match_slot));
-        Marks { rule, headers: drawn.map_or(&[], |headers| headers) }
+        LaneHeaders { rule, headers: drawn.map_or(&[], |headers| headers) }
     }
 }
 
 impl PortLanes {
-    fn from_lanes(lanes: Box<[Lane]>) -> Self {
-        let lookup = Lookup::of_many(lanes.len(), || {
+    fn from_lanes(lanes: Box<[CompiledLane]>) -> Self {
+        let lookup = RuleIndex::of_many(lanes.len(), || {
             lanes.iter().map(|lane| exact_demands(&lane.matcher)).collect()
         });
         Self { lanes, lookup }
     }
 
     /// Returns the first match.
-    fn first_match(&self, request: &RequestView<'_>) -> Option<&Lane> {
+    fn first_match(&self, request: &RequestView<'_>) -> Option<&CompiledLane> {
         let Some(lookup) = &self.lookup else {
             return self.lanes.iter().find(|lane| lane.matcher.matches(request));
         };
@@ -102,8 +102,8 @@ impl PortLanes {
     }
 }
 
-impl Lane {
-    fn from_rule(rule: &LaneRule) -> Result<Self, BadPattern> {
+impl CompiledLane {
+    fn from_rule(rule: &LaneRule) -> Result<Self, InvalidPattern> {
         let headers = |headers: &BTreeMap<String, String>| {
             let pair =
                 |(name, value): (&String, &String)| (name.as_str().into(), value.as_str().into());
@@ -112,7 +112,7 @@ impl Lane {
         Ok(Self {
             matcher: TagMatcher::compile(&rule.matches)
                 .map_err(|bad| bad.with_object(rule.origin.object_key()))?,
-            shares: Shares::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
+            shares: WeightedTargets::of_percentages(rule.marks.iter().map(|mark| mark.percent)),
             marks: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
             match_slot: MatchSlot::default(),
@@ -120,7 +120,7 @@ impl Lane {
     }
 }
 
-impl<'a> Marks<'a> {
+impl<'a> LaneHeaders<'a> {
     /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -133,7 +133,7 @@ impl<'a> Marks<'a> {
         request: &RequestView<'_>,
     ) -> impl Iterator<Item = (&'a str, &'a str)> {
         let absent = |(name, _): &&(Box<str>, Box<str>)| {
-            header_value(request, name, leno_model::Repeated::First).is_none()
+            header_value(request, name, leno_model::RepeatedHeader::First).is_none()
         };
         self.headers.iter().filter(absent).map(|(name, value)| (&**name, &**value))
     }

@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use leno_model::{Caller, Callers, Quorum, Repeated, TagMatch};
+use leno_model::{CallerAttributes, CallerMatch, Quorum, RepeatedHeader, TagMatch};
 
-use super::value::NamedTest;
+use super::value::NamedValueMatcher;
 use crate::matcher::PathMatcher;
-use crate::pattern::{BadPattern, PatternField};
+use crate::pattern::{InvalidPattern, PatternField};
 use crate::query::{decoded_text, find_parameter};
 use crate::request::{RequestView, header_value};
 
@@ -18,23 +18,23 @@ use crate::request::{RequestView, header_value};
 pub(super) struct TagMatcher {
     pub(super) path: PathMatcher,
     methods: Box<[Box<str>]>,
-    pub(super) headers: Box<[NamedTest]>,
+    pub(super) headers: Box<[NamedValueMatcher]>,
     pub(super) quorum: Quorum,
-    pub(super) repeated: Repeated,
-    query: Box<[NamedTest]>,
-    cookies: Box<[NamedTest]>,
+    pub(super) repeated: RepeatedHeader,
+    query: Box<[NamedValueMatcher]>,
+    cookies: Box<[NamedValueMatcher]>,
 }
 
 impl TagMatcher {
-    pub(super) fn compile(matches: &TagMatch) -> Result<Self, BadPattern> {
+    pub(super) fn compile(matches: &TagMatch) -> Result<Self, InvalidPattern> {
         Ok(Self {
             path: PathMatcher::compile(&matches.path)?,
             methods: matches.methods.iter().map(|method| method.as_str().into()).collect(),
-            headers: NamedTest::compile_all(&matches.headers, PatternField::Header)?,
+            headers: NamedValueMatcher::compile_all(&matches.headers, PatternField::Header)?,
             quorum: matches.quorum,
             repeated: matches.repeated,
-            query: NamedTest::compile_all(&matches.query, PatternField::Query)?,
-            cookies: NamedTest::compile_all(&matches.cookies, PatternField::Cookie)?,
+            query: NamedValueMatcher::compile_all(&matches.query, PatternField::Query)?,
+            cookies: NamedValueMatcher::compile_all(&matches.cookies, PatternField::Cookie)?,
         })
     }
 
@@ -48,17 +48,18 @@ impl TagMatcher {
     /// Separate, so that rules without headers and cookies need no stack space for it.
     #[inline(never)]
     fn rest_holds(&self, request: &RequestView<'_>) -> bool {
-        let query = |test: &NamedTest| {
+        let query = |test: &NamedValueMatcher| {
             let raw = request.query.and_then(|query| find_parameter(query, &test.name));
             test.test.accepts(raw.and_then(decoded_text).as_deref())
         };
-        let cookie =
-            |test: &NamedTest| test.test.accepts(cookie_value(request, &test.name).as_deref());
+        let cookie = |test: &NamedValueMatcher| {
+            test.test.accepts(cookie_value(request, &test.name).as_deref())
+        };
         self.query.iter().all(query) && self.cookies.iter().all(cookie)
     }
 
     fn headers_hold(&self, request: &RequestView<'_>) -> bool {
-        let holds = |test: &NamedTest| {
+        let holds = |test: &NamedValueMatcher| {
             test.test.accepts(header_value(request, &test.name, self.repeated).as_deref())
         };
         meets_quorum(self.quorum, &self.headers, holds)
@@ -66,7 +67,11 @@ impl TagMatcher {
 }
 
 /// True if enough of the tests hold.
-fn meets_quorum(quorum: Quorum, tests: &[NamedTest], holds: impl Fn(&NamedTest) -> bool) -> bool {
+fn meets_quorum(
+    quorum: Quorum,
+    tests: &[NamedValueMatcher],
+    holds: impl Fn(&NamedValueMatcher) -> bool,
+) -> bool {
     match quorum {
         Quorum::All => tests.iter().all(holds),
         Quorum::One => tests.is_empty() || tests.iter().any(holds),
@@ -94,13 +99,17 @@ pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<
 /// True if a rule applies to requests of this caller.
 ///
 /// # Errors
-/// [`BadPattern`] for the first invalid regular expression.
-pub(super) fn is_for(from: &Callers, caller: &Caller) -> Result<bool, BadPattern> {
+/// [`InvalidPattern`] for the first invalid regular expression.
+pub(super) fn is_for(
+    from: &CallerMatch,
+    caller: &CallerAttributes,
+) -> Result<bool, InvalidPattern> {
     if from.service.as_ref().is_some_and(|service| !caller.services.contains(service)) {
         return Ok(false);
     }
-    let tests = NamedTest::compile_all(&from.tags, PatternField::CallerTag)?;
-    let holds =
-        |test: &NamedTest| test.test.accepts(caller.tags.get(&*test.name).map(String::as_str));
+    let tests = NamedValueMatcher::compile_all(&from.tags, PatternField::CallerTag)?;
+    let holds = |test: &NamedValueMatcher| {
+        test.test.accepts(caller.tags.get(&*test.name).map(String::as_str))
+    };
     Ok(meets_quorum(from.quorum, &tests, holds))
 }

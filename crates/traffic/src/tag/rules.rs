@@ -3,30 +3,30 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Caller, CallerRule, FallbackPolicy, STEMS_MAX, Sticky, TagDialect, TagRule, TagRules, TagSet,
-    TagSplit, TagTarget, TagValue,
+    CallerAttributes, CallerRule, FallbackPolicy, STEMS_MAX, StickyKey, TagDialect, TagRule,
+    TagRules, TagSet, TagSplit, TagTarget, TagValue,
 };
 
-use super::demands::exact_demands;
+use super::conditions::exact_demands;
+use super::instance_sets::InstanceSet;
 use super::matcher::{TagMatcher, cookie_value, is_for};
-use super::sets::Set;
-use super::share::{Chance, Draw, Shares};
+use super::weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
 use crate::hash::hash;
-use crate::lookup::Lookup;
-use crate::pattern::{BadPattern, Pattern, PatternField};
+use crate::pattern::{InvalidPattern, Pattern, PatternField};
 use crate::request::{RequestView, header_value};
+use crate::rule_index::RuleIndex;
 
 /// The rules for one caller.
 #[derive(Debug)]
-pub(super) struct Compiled {
-    pub(super) rules: Box<[Rule]>,
-    lookup: Lookup,
+pub(super) struct RulesForCaller {
+    pub(super) rules: Box<[CompiledTagRule]>,
+    lookup: RuleIndex,
     stems: Box<[Pattern]>,
     /// The sets for requests without a matching rule, by the combination of matching stems.
     unmatched: Box<[Box<[SetId]>]>,
-    pub(super) by_caller: Box<[Preference]>,
-    /// All sets of possible decisions; the first is [`Set::Every`].
-    pub(super) sets: Box<[Set]>,
+    pub(super) by_caller: Box<[CompiledCallerRule]>,
+    /// All sets of possible decisions; the first is [`InstanceSet::Every`].
+    pub(super) sets: Box<[InstanceSet]>,
     /// True if decisions depend on the request.
     by_request: bool,
 }
@@ -39,21 +39,21 @@ pub(super) const EVERY: SetId = 0;
 
 /// A compiled [`TagRule`].
 #[derive(Debug)]
-pub(super) struct Rule {
+pub(super) struct CompiledTagRule {
     /// Its index among all rules, including those for other callers.
     pub(super) index: usize,
     matcher: TagMatcher,
     stem: Option<usize>,
-    pub(super) split: Split,
-    pub(super) fallback: Option<Split>,
+    pub(super) split: CompiledTagSplit,
+    pub(super) fallback: Option<CompiledTagSplit>,
     pub(super) fallback_policy: Box<[SetId]>,
-    sticky: Option<(Sticky, u64)>,
+    sticky: Option<(StickyKey, u64)>,
 }
 
 /// A compiled [`TagSplit`].
 #[derive(Debug)]
-pub(super) struct Split {
-    shares: Shares,
+pub(super) struct CompiledTagSplit {
+    shares: WeightedTargets,
     targets: Box<[SetId]>,
     /// The target that is used only if the fallback has no instances.
     pub(super) spilling: Option<usize>,
@@ -61,11 +61,11 @@ pub(super) struct Split {
 
 /// A compiled [`CallerRule`].
 #[derive(Debug)]
-pub(super) struct Preference {
+pub(super) struct CompiledCallerRule {
     /// Its index among all rules, including those for other callers.
     pub(super) index: usize,
-    pub(super) shares: Shares,
-    pub(super) sets: Box<[Set]>,
+    pub(super) shares: WeightedTargets,
+    pub(super) sets: Box<[InstanceSet]>,
     pub(super) min_percent: u32,
     pub(super) min_total: u32,
     pub(super) goes_on: bool,
@@ -73,8 +73,11 @@ pub(super) struct Preference {
     pub(super) yields: bool,
 }
 
-impl Compiled {
-    pub(super) fn from_rules(rules: &TagRules, caller: &Caller) -> Result<Self, BadPattern> {
+impl RulesForCaller {
+    pub(super) fn from_rules(
+        rules: &TagRules,
+        caller: &CallerAttributes,
+    ) -> Result<Self, InvalidPattern> {
         let mut for_caller = Vec::new();
         for (index, rule) in rules.rules.iter().enumerate() {
             if is_for(&rule.from, caller)
@@ -83,23 +86,23 @@ impl Compiled {
                 for_caller.push((index, rule));
             }
         }
-        let mut sets = Sets::default();
-        let stems = Stems::from_rules(&for_caller)?;
+        let mut sets = InstanceSets::default();
+        let stems = StemIndex::from_rules(&for_caller)?;
         let unmatched =
             fallback_sets(&rules.fallback_policy, &for_caller, &stems, caller, &mut sets);
         let named = for_caller.iter().flat_map(|(_, rule)| named_sets(rule, caller));
-        let outside: Vec<Set> = named.collect();
+        let outside: Vec<InstanceSet> = named.collect();
         let mut compiled = Vec::new();
         for (index, rule) in &for_caller {
             let stem = stems.stem_index(rule);
-            let meaning = Meaning { caller, outside: &outside };
-            let rule = Rule::from_rule(*index, rule, stem, &meaning, &mut sets)
+            let meaning = ResolveContext { caller, outside: &outside };
+            let rule = CompiledTagRule::from_rule(*index, rule, stem, &meaning, &mut sets)
                 .map_err(|bad| bad.with_object(rule.origin.object_key()))?;
             compiled.push(rule);
         }
         let all: Vec<_> = compiled.iter().map(|rule| exact_demands(&rule.matcher)).collect();
         Ok(Self {
-            lookup: Lookup::from_rules(&all),
+            lookup: RuleIndex::from_rules(&all),
             rules: compiled.into(),
             stems: stems.patterns.into(),
             unmatched,
@@ -110,7 +113,7 @@ impl Compiled {
     }
 
     /// Returns the rule for a request.
-    pub(super) fn rule_for(&self, request: &RequestView<'_>) -> Option<&Rule> {
+    pub(super) fn rule_for(&self, request: &RequestView<'_>) -> Option<&CompiledTagRule> {
         let mask = self.stem_mask(request);
         let fits = |index: usize| {
             self.rules.get(index).is_some_and(|rule| {
@@ -139,17 +142,18 @@ impl Compiled {
     }
 }
 
-impl Rule {
+impl CompiledTagRule {
     fn from_rule(
         index: usize,
         rule: &TagRule,
         stem: Option<usize>,
-        meaning: &Meaning<'_>,
-        sets: &mut Sets,
-    ) -> Result<Self, BadPattern> {
-        let split = Split::from_split(&rule.split, Rest::Spills, meaning, sets);
-        let fallback = (!rule.fallback.targets.is_empty())
-            .then(|| Split::from_split(&rule.fallback, Rest::Nobody, meaning, sets));
+        meaning: &ResolveContext<'_>,
+        sets: &mut InstanceSets,
+    ) -> Result<Self, InvalidPattern> {
+        let split = CompiledTagSplit::from_split(&rule.split, Remainder::Spill, meaning, sets);
+        let fallback = (!rule.fallback.targets.is_empty()).then(|| {
+            CompiledTagSplit::from_split(&rule.fallback, Remainder::NoTarget, meaning, sets)
+        });
         Ok(Self {
             index,
             matcher: TagMatcher::compile(&rule.matches)?,
@@ -165,8 +169,10 @@ impl Rule {
     pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
         let (sticky, salt) = self.sticky.as_ref()?;
         let value = match sticky {
-            Sticky::Header(name) => header_value(request, name, leno_model::Repeated::First),
-            Sticky::Cookie(name) => cookie_value(request, name),
+            StickyKey::Header(name) => {
+                header_value(request, name, leno_model::RepeatedHeader::First)
+            }
+            StickyKey::Cookie(name) => cookie_value(request, name),
         };
         Some(hash(*salt, &value?))
     }
@@ -179,23 +185,29 @@ fn rule_salt(rule: &TagRule) -> u64 {
 
 /// The rest of 100 percent.
 #[derive(Clone, Copy)]
-enum Rest {
+enum Remainder {
     /// Goes to the fallback, or else outside of the targets.
-    Spills,
+    Spill,
     /// Goes nowhere.
-    Nobody,
+    NoTarget,
 }
 
-impl Split {
-    fn from_split(split: &TagSplit, rest: Rest, meaning: &Meaning<'_>, sets: &mut Sets) -> Self {
-        let (shares, leaves) = Shares::from_split(split);
+impl CompiledTagSplit {
+    fn from_split(
+        split: &TagSplit,
+        rest: Remainder,
+        meaning: &ResolveContext<'_>,
+        sets: &mut InstanceSets,
+    ) -> Self {
+        let (shares, leaves) = WeightedTargets::from_split(split);
         let targets = split.targets.iter();
         let mut targets: Vec<SetId> =
             targets.map(|target| sets.set_id(meaning.resolve_set(&target.set))).collect();
         let mut spilling = None;
-        if leaves && matches!(rest, Rest::Spills) {
+        if leaves && matches!(rest, Remainder::Spill) {
             spilling = Some(targets.len());
-            let outside = Set::excluding(Set::from_targets(&split.targets, meaning.caller));
+            let outside =
+                InstanceSet::excluding(InstanceSet::from_targets(&split.targets, meaning.caller));
             targets.push(sets.set_id(outside));
         }
         Self { shares, targets: targets.into(), spilling }
@@ -204,9 +216,9 @@ impl Split {
     /// Draws one of the targets; `None` for a rest that goes nowhere.
     pub(super) fn draw_target(
         &self,
-        draw: Draw,
+        draw: DrawPurpose,
         sticky: Option<u64>,
-        chance: &mut impl Chance,
+        chance: &mut impl RandomChoice,
     ) -> Option<(usize, SetId)> {
         let place = match sticky.and_then(|point| point.checked_rem(self.shares.total_points())) {
             Some(point) => self.shares.target_at(point),
@@ -217,16 +229,16 @@ impl Split {
 }
 
 /// The context in which the sets of a rule are resolved for one caller.
-struct Meaning<'a> {
-    caller: &'a Caller,
+struct ResolveContext<'a> {
+    caller: &'a CallerAttributes,
     /// The sets that the default set excludes.
-    outside: &'a [Set],
+    outside: &'a [InstanceSet],
 }
 
-impl Meaning<'_> {
-    fn resolve_set(&self, set: &TagSet) -> Set {
-        match Set::resolve(set, self.caller, &[]) {
-            Set::Outside(_) => Set::excluding(self.outside.to_vec()),
+impl ResolveContext<'_> {
+    fn resolve_set(&self, set: &TagSet) -> InstanceSet {
+        match InstanceSet::resolve(set, self.caller, &[]) {
+            InstanceSet::Outside(_) => InstanceSet::excluding(self.outside.to_vec()),
             set => set,
         }
     }
@@ -234,48 +246,48 @@ impl Meaning<'_> {
     fn resolve_fallbacks(
         &self,
         fallback_policy: &[FallbackPolicy],
-        sets: &mut Sets,
+        sets: &mut InstanceSets,
     ) -> Box<[SetId]> {
         let set = |fallback_policy: &FallbackPolicy| match fallback_policy {
             FallbackPolicy::Any => EVERY,
-            FallbackPolicy::Default => sets.set_id(Set::excluding(self.outside.to_vec())),
+            FallbackPolicy::Default => sets.set_id(InstanceSet::excluding(self.outside.to_vec())),
         };
         fallback_policy.iter().map(set).collect()
     }
 }
 
 /// All sets so far, each once.
-struct Sets {
-    places: BTreeMap<Set, SetId>,
+struct InstanceSets {
+    places: BTreeMap<InstanceSet, SetId>,
 }
 
-impl Default for Sets {
+impl Default for InstanceSets {
     fn default() -> Self {
-        Self { places: BTreeMap::from([(Set::Every, EVERY)]) }
+        Self { places: BTreeMap::from([(InstanceSet::Every, EVERY)]) }
     }
 }
 
-impl Sets {
-    fn set_id(&mut self, set: Set) -> SetId {
+impl InstanceSets {
+    fn set_id(&mut self, set: InstanceSet) -> SetId {
         let next = self.places.len();
         *self.places.entry(set).or_insert(next)
     }
 
-    fn into_boxed(self) -> Box<[Set]> {
-        let mut sets: Vec<(Set, SetId)> = self.places.into_iter().collect();
+    fn into_boxed(self) -> Box<[InstanceSet]> {
+        let mut sets: Vec<(InstanceSet, SetId)> = self.places.into_iter().collect();
         sets.sort_by_key(|(_, place)| *place);
         sets.into_iter().map(|(set, _)| set).collect()
     }
 }
 
 /// The distinct stems of the rules.
-struct Stems<'a> {
+struct StemIndex<'a> {
     texts: Vec<&'a str>,
     patterns: Vec<Pattern>,
 }
 
-impl<'a> Stems<'a> {
-    fn from_rules(rules: &[(usize, &'a TagRule)]) -> Result<Self, BadPattern> {
+impl<'a> StemIndex<'a> {
+    fn from_rules(rules: &[(usize, &'a TagRule)]) -> Result<Self, InvalidPattern> {
         let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
             let Some(text) = rule.matches.stem.as_deref() else { continue };
@@ -284,7 +296,7 @@ impl<'a> Stems<'a> {
                 continue;
             }
             let pattern = Pattern::compile(text).map_err(|cause| {
-                BadPattern::new(text, PatternField::Path, cause)
+                InvalidPattern::new(text, PatternField::Path, cause)
                     .with_object(rule.origin.object_key())
             })?;
             stems.texts.push(text);
@@ -299,51 +311,52 @@ impl<'a> Stems<'a> {
     }
 }
 
-fn named_sets(rule: &TagRule, caller: &Caller) -> Vec<Set> {
-    Set::from_targets(&rule.split.targets, caller)
+fn named_sets(rule: &TagRule, caller: &CallerAttributes) -> Vec<InstanceSet> {
+    InstanceSet::from_targets(&rule.split.targets, caller)
 }
 
 /// Returns the sets for requests without a matching rule: a list for each combination of stems.
 fn fallback_sets(
     fallback_policy: &[FallbackPolicy],
     rules: &[(usize, &TagRule)],
-    stems: &Stems<'_>,
-    caller: &Caller,
-    sets: &mut Sets,
+    stems: &StemIndex<'_>,
+    caller: &CallerAttributes,
+    sets: &mut InstanceSets,
 ) -> Box<[Box<[SetId]>]> {
     let lists = (0..1_usize << stems.texts.len()).map(|mask| {
         let open =
             |rule: &TagRule| stems.stem_index(rule).is_none_or(|place| mask & (1 << place) != 0);
         let open = rules.iter().filter(|(_, rule)| open(rule));
-        let outside: Vec<Set> = open.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
-        Meaning { caller, outside: &outside }.resolve_fallbacks(fallback_policy, sets)
+        let outside: Vec<InstanceSet> =
+            open.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
+        ResolveContext { caller, outside: &outside }.resolve_fallbacks(fallback_policy, sets)
     });
     lists.collect()
 }
 
 fn compile_preferences(
     rules: &[CallerRule],
-    caller: &Caller,
-) -> Result<Box<[Preference]>, BadPattern> {
+    caller: &CallerAttributes,
+) -> Result<Box<[CompiledCallerRule]>, InvalidPattern> {
     let mut preferences = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         if is_for(&rule.from, caller).map_err(|bad| bad.with_object(rule.origin.object_key()))? {
-            preferences.push(Preference::from_rule(index, rule, caller));
+            preferences.push(CompiledCallerRule::from_rule(index, rule, caller));
         }
     }
     Ok(preferences.into())
 }
 
-impl Preference {
-    fn from_rule(index: usize, rule: &CallerRule, caller: &Caller) -> Self {
+impl CompiledCallerRule {
+    fn from_rule(index: usize, rule: &CallerRule, caller: &CallerAttributes) -> Self {
         let targets = rule.split.targets.iter().filter(|target| has_meaning(target, caller));
         let split = TagSplit { targets: targets.cloned().collect(), weights: rule.split.weights };
-        let (shares, leaves) = Shares::from_split(&split);
+        let (shares, leaves) = WeightedTargets::from_split(&split);
         let targets = split.targets.iter();
-        let mut sets: Vec<Set> =
-            targets.map(|target| Set::resolve(&target.set, caller, &[])).collect();
+        let mut sets: Vec<InstanceSet> =
+            targets.map(|target| InstanceSet::resolve(&target.set, caller, &[])).collect();
         if leaves {
-            sets.push(Set::excluding(Set::from_targets(&split.targets, caller)));
+            sets.push(InstanceSet::excluding(InstanceSet::from_targets(&split.targets, caller)));
         }
         Self {
             index,
@@ -358,7 +371,7 @@ impl Preference {
 }
 
 /// A target with a caller parameter is ignored if the caller does not have the parameter.
-fn has_meaning(target: &TagTarget, caller: &Caller) -> bool {
+fn has_meaning(target: &TagTarget, caller: &CallerAttributes) -> bool {
     let (TagSet::All(tags) | TagSet::Any(tags)) = &target.set else {
         return true;
     };

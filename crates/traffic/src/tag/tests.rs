@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerRule, Callers, EndpointId, FallbackPolicy, FieldTest, LaneMark, LaneRule, PathMatch,
-    Quorum, Repeated, RuleOrigin, ServiceAccount, ServiceName, Sticky, TagDialect, TagMatch,
-    TagRouteName, TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
-    WorkloadName,
+    CallerMatch, CallerRule, EndpointId, FallbackPolicy, FieldTest, LaneMark, LaneRule, PathMatch,
+    Quorum, RepeatedHeader, RuleOrigin, ServiceAccount, ServiceName, StickyKey, TagDialect,
+    TagMatch, TagRouteName, TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation,
+    ValueTest, WorkloadName,
 };
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ fn tag_rule(index: u32, matches: TagMatch, split: TagSplit) -> TagRule {
     TagRule {
         origin: rule_origin(index),
         precedence: 0,
-        from: Callers::default(),
+        from: CallerMatch::default(),
         matches,
         split,
         fallback: TagSplit::default(),
@@ -81,8 +81,9 @@ fn tag_rules(rules: Vec<TagRule>) -> TagRules {
     TagRules { rules, fallback_policy: vec![FallbackPolicy::Default], by_caller: Vec::new() }
 }
 
-fn compile_rules(rules: TagRules) -> TagPlan {
-    TagPlan::build(&Arc::new(rules), &Caller::default(), &test_fleet(), None).unwrap()
+fn compile_rules(rules: TagRules) -> CompiledTagRules {
+    CompiledTagRules::build(&Arc::new(rules), &CallerAttributes::default(), &test_fleet(), None)
+        .unwrap()
 }
 
 fn request_view(fields: &Vec<(String, String)>) -> RequestView<'_> {
@@ -129,7 +130,9 @@ fn no_instance_at_all_is_not_for_want_of_tags() {
         split_to(all_tags(&[("version", "9")])),
     )]));
     let fields = Vec::new();
-    let build = |endpoints| TagPlan::build(&rules, &Caller::default(), &endpoints, None).unwrap();
+    let build = |endpoints| {
+        CompiledTagRules::build(&rules, &CallerAttributes::default(), &endpoints, None).unwrap()
+    };
     let plan = build(test_fleet());
     assert!(plan.choose_instances(&request_view(&fields), &mut no_chance).endpoints.is_none());
     let plan = build(tagged_endpoints(&[]));
@@ -145,25 +148,26 @@ fn rules_stay_compiled_while_instances_come_and_go() {
     let source =
         tag_rules(vec![tag_rule(0, TagMatch::default(), split_to(all_tags(&[("version", "2")])))]);
     let before = compile_rules(source.clone());
-    let build = |rules: TagRules, caller: &Caller| {
-        TagPlan::build(
+    let build = |rules: TagRules, caller: &CallerAttributes| {
+        CompiledTagRules::build(
             &Arc::new(rules),
             caller,
             &tagged_endpoints(&[("n", &[("version", "2")])]),
             Some(&before),
         )
     };
-    let after = build(source.clone(), &Caller::default()).unwrap();
+    let after = build(source.clone(), &CallerAttributes::default()).unwrap();
     assert!(Arc::ptr_eq(&before.compiled, &after.compiled));
     assert_eq!(
         workload_names(&after.choose_instances(&request_view(&Vec::new()), &mut no_chance)),
         ["n"]
     );
-    let other_caller = Caller { has_parameters: true, ..Caller::default() };
+    let other_caller = CallerAttributes { has_parameters: true, ..CallerAttributes::default() };
     let after = build(source.clone(), &other_caller).unwrap();
     assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
     let after =
-        build(TagRules { fallback_policy: Vec::new(), ..source }, &Caller::default()).unwrap();
+        build(TagRules { fallback_policy: Vec::new(), ..source }, &CallerAttributes::default())
+            .unwrap();
     assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
 }
 
@@ -175,7 +179,7 @@ fn a_client_stays_with_its_target_as_shares_grow() {
             .to_vec(),
         ..TagSplit::default()
     };
-    for sticky in [Sticky::Header("x-user".to_owned()), Sticky::Cookie("user".to_owned())] {
+    for sticky in [StickyKey::Header("x-user".to_owned()), StickyKey::Cookie("user".to_owned())] {
         let plan = |weight| {
             let sticky = Some(sticky.clone());
             compile_rules(tag_rules(vec![TagRule {
@@ -187,10 +191,12 @@ fn a_client_stays_with_its_target_as_shares_grow() {
         let mut shares = [0, 0];
         for user in 0..1000 {
             let fields = match &sticky {
-                Sticky::Header(name) => one_header(name, &format!("u{user}")),
-                Sticky::Cookie(name) => one_header("cookie", &format!("a=b; {name}=u{user}; c=d")),
+                StickyKey::Header(name) => one_header(name, &format!("u{user}")),
+                StickyKey::Cookie(name) => {
+                    one_header("cookie", &format!("a=b; {name}=u{user}; c=d"))
+                }
             };
-            let at = |plan: &TagPlan| {
+            let at = |plan: &CompiledTagRules| {
                 workload_names(&plan.choose_instances(&request_view(&fields), &mut no_chance))
                     == ["new"]
             };
@@ -231,9 +237,9 @@ fn cookies_are_found_among_others() {
 fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
     let prefer = |index, name: &str| CallerRule {
         origin: rule_origin(index),
-        from: Callers {
+        from: CallerMatch {
             tags: vec![FieldTest { name: name.to_owned(), test: ValueTest::Present }],
-            ..Callers::default()
+            ..CallerMatch::default()
         },
         split: split_to(TagSet::All(BTreeMap::from([(name.to_owned(), TagValue::Callers)]))),
         min_percent: 0,
@@ -254,8 +260,13 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
         (&[("zone", "x"), ("region", "y")], &["near", "far", "away"]),
         (&[], &["near", "far", "away"]),
     ] {
-        let caller = Caller { tags: tag_map(caller), has_parameters: true, ..Caller::default() };
-        let plan = TagPlan::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
+        let caller = CallerAttributes {
+            tags: tag_map(caller),
+            has_parameters: true,
+            ..CallerAttributes::default()
+        };
+        let plan =
+            CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
         assert_eq!(workload_names(&plan.without_request(&mut no_chance)), expected, "{caller:?}");
         assert_eq!(
             workload_names(&plan.choose_instances(&request_view(&Vec::new()), &mut no_chance)),
@@ -264,8 +275,13 @@ fn preferences_by_caller_are_tried_in_order_when_they_go_on() {
         );
     }
     let others = |rules: &TagRules, caller| {
-        let caller = Caller { tags: tag_map(caller), has_parameters: true, ..Caller::default() };
-        let plan = TagPlan::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
+        let caller = CallerAttributes {
+            tags: tag_map(caller),
+            has_parameters: true,
+            ..CallerAttributes::default()
+        };
+        let plan =
+            CompiledTagRules::build(&Arc::new(rules.clone()), &caller, &fleet, None).unwrap();
         let lists = plan.without_request(&mut no_chance).others.into_iter();
         lists.flat_map(|lists| lists.iter().map(|list| list.len())).collect::<Vec<_>>()
     };
@@ -352,7 +368,7 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
         headers,
         path,
         quorum: if one { Quorum::One } else { Quorum::All },
-        repeated: if first { Repeated::First } else { Repeated::Joined },
+        repeated: if first { RepeatedHeader::First } else { RepeatedHeader::Joined },
         ..TagMatch::default()
     })
 }
@@ -367,7 +383,7 @@ proptest! {
         let all = matches.iter().enumerate().map(|(index, matches)| {
             tag_rule(u32::try_from(index).unwrap(), matches.clone(), split_to(TagSet::Every))
         });
-        let compiled = Compiled::from_rules(&tag_rules(all.collect()), &Caller::default()).unwrap();
+        let compiled = RulesForCaller::from_rules(&tag_rules(all.collect()), &CallerAttributes::default()).unwrap();
         let fields: Vec<(String, String)> = fields;
         let request = RequestView { path, ..request_view(&fields) };
         let naive = matches.iter().position(|matches| {

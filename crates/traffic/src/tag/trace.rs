@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use leno_model::Endpoint;
 
-use super::TagPlan;
-use super::share::{Chance, Draw, Shares};
+use super::CompiledTagRules;
+use super::weighted_targets::{DrawPurpose, RandomChoice, WeightedTargets};
 use crate::request::RequestView;
 
 /// One possible result.
@@ -25,13 +25,13 @@ pub struct TagOutcome {
     pub yields: bool,
 }
 
-impl TagPlan {
+impl CompiledTagRules {
     /// Returns all possible results for a request, or for an opaque connection; results with the same instances
     /// and rules are merged.
     #[must_use]
     pub fn all_outcomes(&self, request: Option<&RequestView<'_>>) -> Vec<TagOutcome> {
         let mut outcomes: Vec<TagOutcome> = Vec::new();
-        let mut script = Script::default();
+        let mut script = ScriptedChoice::default();
         loop {
             script.begin_run();
             let decision = match request {
@@ -64,14 +64,14 @@ impl TagPlan {
 
 /// A source of draws that enumerates all possibilities, one per run.
 #[derive(Default)]
-struct Script {
+struct ScriptedChoice {
     /// The drawn index and the number of choices of each draw.
     draws: Vec<(usize, usize)>,
     at: usize,
     probability: f64,
 }
 
-impl Script {
+impl ScriptedChoice {
     fn begin_run(&mut self) {
         self.at = 0;
         self.probability = 1.0;
@@ -89,8 +89,8 @@ impl Script {
     }
 }
 
-impl Chance for Script {
-    fn pick_target(&mut self, _: Draw, shares: &Shares) -> usize {
+impl RandomChoice for ScriptedChoice {
+    fn pick_target(&mut self, _: DrawPurpose, shares: &WeightedTargets) -> usize {
         if self.at == self.draws.len() {
             self.draws.push((0, shares.len() + 1));
         }

@@ -2,24 +2,24 @@
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 
-use crate::lookup::folded_text;
-use crate::pattern::{BadPattern, Pattern, PatternField};
+use crate::pattern::{InvalidPattern, Pattern, PatternField};
+use crate::rule_index::folded_text;
 
 /// A compiled [`FieldTest`].
 #[derive(Debug, Clone)]
-pub(super) struct NamedTest {
+pub(super) struct NamedValueMatcher {
     pub(super) name: Box<str>,
-    pub(super) test: Test,
+    pub(super) test: ValueMatcher,
 }
 
-impl NamedTest {
+impl NamedValueMatcher {
     pub(super) fn compile_all(
         tests: &[FieldTest],
         field: impl Fn(String) -> PatternField,
-    ) -> Result<Box<[Self]>, BadPattern> {
+    ) -> Result<Box<[Self]>, InvalidPattern> {
         let compiled = tests.iter().map(|test| {
             let name = test.name.as_str().into();
-            Ok(Self { name, test: Test::compile(&test.test, || field(test.name.clone()))? })
+            Ok(Self { name, test: ValueMatcher::compile(&test.test, || field(test.name.clone()))? })
         });
         compiled.collect()
     }
@@ -27,7 +27,7 @@ impl NamedTest {
 
 /// A compiled [`ValueTest`].
 #[derive(Debug, Clone)]
-pub(super) enum Test {
+pub(super) enum ValueMatcher {
     Present,
     Absent,
     Never,
@@ -51,11 +51,11 @@ pub(super) enum Relation {
     In(Box<[Box<str>]>),
 }
 
-impl Test {
+impl ValueMatcher {
     pub(super) fn compile(
         test: &ValueTest,
         field: impl FnOnce() -> PatternField,
-    ) -> Result<Self, BadPattern> {
+    ) -> Result<Self, InvalidPattern> {
         Ok(match test {
             ValueTest::Present => Self::Present,
             ValueTest::Absent => Self::Absent,
@@ -78,7 +78,7 @@ impl Test {
                     TextRelation::In => Relation::In(texts.iter().map(fold).collect()),
                     TextRelation::Regex => Relation::Pattern(
                         Pattern::compile(&first)
-                            .map_err(|cause| BadPattern::new(&first, field(), cause))?,
+                            .map_err(|cause| InvalidPattern::new(&first, field(), cause))?,
                     ),
                 };
                 Self::Text { relation, folded }

@@ -1,7 +1,7 @@
 //! Values that an application may read in a header or a parameter.
 
-use super::folded::{decoded_layers, is_blank};
 use super::lossy_text;
+use super::normalized::{decoded_layers, is_blank};
 
 /// True if one of the possible values of a joined header matches: all together, each one, each without its
 /// parameters, and all of these without escapes, quotes, blanks around `=`, and invalid UTF-8. A header with

@@ -19,7 +19,7 @@ pub struct BodyDecoder {
 
 /// The result of one call of [`BodyDecoder::decode`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct DecodedPiece {
     /// The number of bytes to skip, framing and content. Zero without `complete`: more input is needed.
     pub consumed: usize,
     /// The content, within the consumed bytes; may be empty.
@@ -61,13 +61,15 @@ impl BodyDecoder {
     ///
     /// # Errors
     /// The framing is invalid; the connection is no longer usable.
-    pub fn decode(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
+    pub fn decode(&mut self, bytes: &[u8]) -> Result<DecodedPiece, Malformed> {
         match self.state {
             State::Known(left) => Ok(self.decode_plain(left, bytes.len())),
-            State::UntilClose => {
-                Ok(Piece { consumed: bytes.len(), data: 0..bytes.len(), ..Piece::default() })
-            }
-            State::Complete => Ok(Piece { complete: true, ..Piece::default() }),
+            State::UntilClose => Ok(DecodedPiece {
+                consumed: bytes.len(),
+                data: 0..bytes.len(),
+                ..DecodedPiece::default()
+            }),
+            State::Complete => Ok(DecodedPiece { complete: true, ..DecodedPiece::default() }),
             State::ChunkSize
             | State::ChunkExtension { .. }
             | State::ChunkData(_)
@@ -96,15 +98,15 @@ impl BodyDecoder {
         }
     }
 
-    fn decode_plain(&mut self, left: u64, available: usize) -> Piece {
+    fn decode_plain(&mut self, left: u64, available: usize) -> DecodedPiece {
         let (take, left) = split_available(left, available);
         self.state = if left == 0 { State::Complete } else { State::Known(left) };
-        Piece { consumed: take, data: 0..take, trailers: None, complete: left == 0 }
+        DecodedPiece { consumed: take, data: 0..take, trailers: None, complete: left == 0 }
     }
 
     /// Decodes at most one chunk of content, with all available framing around it.
-    fn decode_chunk(&mut self, bytes: &[u8]) -> Result<Piece, Malformed> {
-        let mut piece = Piece::default();
+    fn decode_chunk(&mut self, bytes: &[u8]) -> Result<DecodedPiece, Malformed> {
+        let mut piece = DecodedPiece::default();
         loop {
             let rest = bytes.get(piece.consumed..).unwrap_or_default();
             let step = match self.state {

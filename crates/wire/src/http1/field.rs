@@ -1,15 +1,15 @@
 //! Field lines: classification, framing checks and hop-by-hop detection in one pass.
 
 use super::scan::{Cursor, TOKEN, is_blank, is_in_class};
-use super::{BodyLength, FIELDS_MAX, Malformed, Span, Version};
+use super::{BodyLength, ByteSpan, FIELDS_MAX, Http1Version, Malformed};
 
 /// One field line of a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Field {
+pub struct HeaderField {
     /// The name as received.
-    pub name: Span,
+    pub name: ByteSpan,
     /// The value without surrounding white space.
-    pub value: Span,
+    pub value: ByteSpan,
     /// The classification of the name.
     pub kind: FieldName,
     /// True for a field of this connection only: by its name, or because `Connection` lists it.
@@ -97,8 +97,8 @@ fn is_name<const N: usize>(name: &[u8], known: &[u8; N]) -> bool {
 
 /// The connection and body properties of one head's fields.
 #[derive(Default)]
-pub(super) struct Section {
-    pub(super) host: Option<Span>,
+pub(super) struct FieldSection {
+    pub(super) host: Option<ByteSpan>,
     pub(super) expect_continue: bool,
     pub(super) close: bool,
     pub(super) keep_alive: bool,
@@ -114,20 +114,20 @@ pub(super) struct Section {
 
 /// Further fields listed in `Connection`.
 #[derive(Default)]
-struct Named {
-    spans: [Span; CONNECTION_OPTIONS_MAX],
+struct ConnectionOptions {
+    spans: [ByteSpan; CONNECTION_OPTIONS_MAX],
     count: usize,
 }
 
-impl Section {
+impl FieldSection {
     /// Reads field lines up to and including the final empty line, into an empty section. The caller owns it,
     /// because returning it would copy it for each head.
     pub(super) fn read(
         &mut self,
         cursor: &mut Cursor<'_>,
-        fields: &mut Vec<Field>,
+        fields: &mut Vec<HeaderField>,
     ) -> Result<(), Malformed> {
-        let mut named = Named::default();
+        let mut named = ConnectionOptions::default();
         while !cursor.skip(b"\r\n") {
             if fields.len() >= FIELDS_MAX {
                 return Err(Malformed::TooManyFields);
@@ -143,10 +143,15 @@ impl Section {
     }
 
     /// Returns the announced body length, if any (RFC 9112 §6.3).
-    pub(super) fn body_length(&self, version: Version) -> Result<Option<BodyLength>, Malformed> {
+    pub(super) fn body_length(
+        &self,
+        version: Http1Version,
+    ) -> Result<Option<BodyLength>, Malformed> {
         match (self.content_length, self.chunked) {
             (Some(_), true) => Err(Malformed::TwoLengths),
-            (None, true) if version == Version::Http10 => Err(Malformed::TransferEncodingInHttp10),
+            (None, true) if version == Http1Version::Http10 => {
+                Err(Malformed::TransferEncodingInHttp10)
+            }
             (None, true) => Ok(Some(BodyLength::Chunked)),
             (Some(length), false) => Ok(Some(BodyLength::Known(length))),
             (None, false) => Ok(None),
@@ -154,15 +159,15 @@ impl Section {
     }
 
     /// True if the connection may carry another message after this one (RFC 9112 §9.3).
-    pub(super) fn is_persistent(&self, version: Version) -> bool {
-        !self.close && (version == Version::Http11 || self.keep_alive)
+    pub(super) fn is_persistent(&self, version: Http1Version) -> bool {
+        !self.close && (version == Http1Version::Http11 || self.keep_alive)
     }
 
     /// True if the message requests or confirms a change of protocol (RFC 9110 §7.8).
     ///
     /// False for HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
-    pub(super) fn is_upgrade(&self, version: Version) -> bool {
-        version == Version::Http11
+    pub(super) fn is_upgrade(&self, version: Http1Version) -> bool {
+        version == Http1Version::Http11
             && self.upgrade_option
             && self.upgrade_field
             && !self.upgrade_http2
@@ -175,15 +180,15 @@ impl Section {
 
     /// True if the client offers HTTP/2 (RFC 7540 §3.2). The offer is hop-by-hop: a proxy that does not accept
     /// it drops it, and the client continues in HTTP/1.1.
-    pub(super) fn offers_http2(&self, version: Version) -> bool {
-        self.upgrade_http2 && self.upgrade_option && version == Version::Http11
+    pub(super) fn offers_http2(&self, version: Http1Version) -> bool {
+        self.upgrade_http2 && self.upgrade_option && version == Http1Version::Http11
     }
 
     fn record_field(
         &mut self,
-        field: &Field,
+        field: &HeaderField,
         bytes: &[u8],
-        named: &mut Named,
+        named: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         let value = field.value.slice_in(bytes);
         match field.kind {
@@ -226,9 +231,9 @@ impl Section {
 
     fn note_options(
         &mut self,
-        value: Span,
+        value: ByteSpan,
         bytes: &[u8],
-        named: &mut Named,
+        named: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         let mut start = value.start as usize;
         for element in value.slice_in(bytes).split(|byte| *byte == b',') {
@@ -237,7 +242,7 @@ impl Section {
             let at = start.saturating_add(leading);
             start = start.saturating_add(element.len()).saturating_add(1);
             if !option.is_empty() {
-                let span = Span::new(at, at.saturating_add(option.len()));
+                let span = ByteSpan::new(at, at.saturating_add(option.len()));
                 self.note_option(option, span, named)?;
             }
         }
@@ -247,8 +252,8 @@ impl Section {
     fn note_option(
         &mut self,
         option: &[u8],
-        span: Span,
-        named: &mut Named,
+        span: ByteSpan,
+        named: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         if option.eq_ignore_ascii_case(b"close") {
             self.close = true;
@@ -271,8 +276,8 @@ impl Section {
     }
 }
 
-impl Named {
-    fn push(&mut self, span: Span) -> Result<(), Malformed> {
+impl ConnectionOptions {
+    fn push(&mut self, span: ByteSpan) -> Result<(), Malformed> {
         let slot = self.spans.get_mut(self.count).ok_or(Malformed::TooManyConnectionOptions)?;
         *slot = span;
         self.count = self.count.saturating_add(1);
@@ -280,7 +285,7 @@ impl Named {
     }
 
     /// Marks the listed fields as hop-by-hop.
-    fn mark_hop_by_hop(&self, bytes: &[u8], fields: &mut [Field]) {
+    fn mark_hop_by_hop(&self, bytes: &[u8], fields: &mut [HeaderField]) {
         for option in self.spans.iter().take(self.count) {
             let option = option.slice_in(bytes);
             for field in fields.iter_mut() {
@@ -292,7 +297,7 @@ impl Named {
 
 /// Reads one field line, including its line end (RFC 9112 §5).
 #[inline]
-pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
+pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<HeaderField, Malformed> {
     let name = cursor.skip_token();
     if name.is_empty() || !cursor.skip(b":") {
         return Err(match cursor.peek() {
@@ -306,13 +311,13 @@ pub(super) fn field_line(cursor: &mut Cursor<'_>) -> Result<Field, Malformed> {
     let value = cursor.skip_value();
     cursor.line_end(Malformed::FieldValue)?;
     let kind = FieldName::classify(name.slice_in(cursor.bytes));
-    Ok(Field { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
+    Ok(HeaderField { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
 }
 
 /// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`: these
 /// are not forwarded, and decisions must not depend on fields that the next hop does not see.
 pub(super) fn find<'b>(
-    fields: &[Field],
+    fields: &[HeaderField],
     bytes: &'b [u8],
     name: &str,
 ) -> impl Iterator<Item = &'b [u8]> {
@@ -322,7 +327,7 @@ pub(super) fn find<'b>(
 /// Does the same by a predicate on names.
 #[inline]
 pub(super) fn find_by<'b>(
-    fields: &[Field],
+    fields: &[HeaderField],
     bytes: &'b [u8],
     fits: impl Fn(&[u8]) -> bool,
 ) -> impl Iterator<Item = &'b [u8]> {

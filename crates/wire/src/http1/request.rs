@@ -1,23 +1,23 @@
 //! Request heads.
 
-use super::field::{self, Section};
+use super::field::{self, FieldSection};
 use super::scan::{Cursor, TARGET, TOKEN, parse_section};
-use super::target::{Target, split_authority, take_apart};
-use super::{BodyLength, Field, Malformed, Parsed, Span, Version};
+use super::target::{RequestTarget, split_authority, take_apart};
+use super::{BodyLength, ByteSpan, HeaderField, Http1Version, Malformed, Parsed};
 
 /// The head of a request, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
 #[derive(Debug, Default)]
 pub struct RequestHead {
     /// The method, a token.
-    pub method: Span,
+    pub method: ByteSpan,
     /// The request target as received; [`target`](super::target()) parses it and cannot fail on it.
-    pub target: Span,
+    pub target: ByteSpan,
     /// The version of the sender.
-    pub version: Version,
+    pub version: Http1Version,
     /// The field lines in order.
-    pub fields: Vec<Field>,
+    pub fields: Vec<HeaderField>,
     /// The value of `Host`: valid, may be empty, absent only in HTTP/1.0.
-    pub host: Option<Span>,
+    pub host: Option<ByteSpan>,
     /// The framing of the body. A head from a link announces no chunks, so its reader sets this field.
     pub body: BodyLength,
     /// True if the client may send another request on this connection (RFC 9112 §9.3).
@@ -69,7 +69,7 @@ impl RequestHead {
     ///
     /// # Errors
     /// None for those bytes: the head would not have been complete.
-    pub fn parsed_target<'b>(&self, bytes: &'b [u8]) -> Result<Target<'b>, Malformed> {
+    pub fn parsed_target<'b>(&self, bytes: &'b [u8]) -> Result<RequestTarget<'b>, Malformed> {
         take_apart(self.method.slice_in(bytes), self.target.slice_in(bytes))
     }
 
@@ -77,11 +77,11 @@ impl RequestHead {
         // Some clients send one empty line before the request line (RFC 9112 §2.2).
         cursor.skip(b"\r\n");
         self.read_request_line(cursor)?;
-        let mut section = Section::default();
+        let mut section = FieldSection::default();
         section.read(cursor, &mut self.fields)?;
         self.host = section.host;
         match self.host.map(|host| host.slice_in(cursor.bytes)) {
-            None if self.version == Version::Http11 => return Err(Malformed::HostMissing),
+            None if self.version == Http1Version::Http11 => return Err(Malformed::HostMissing),
             None | Some(b"") => {}
             Some(host) => {
                 split_authority(host)?;
@@ -99,7 +99,7 @@ impl RequestHead {
         self.websocket = self.upgrade && section.names_websocket();
         self.http2 = section.offers_http2(self.version);
         self.authenticates_connection = section.authenticates;
-        self.expect_continue = section.expect_continue && self.version == Version::Http11;
+        self.expect_continue = section.expect_continue && self.version == Http1Version::Http11;
         Ok(())
     }
 
@@ -137,11 +137,11 @@ impl RequestHead {
 }
 
 /// Reads `HTTP/1.0` or `HTTP/1.1` (RFC 9112 §2.3).
-pub(super) fn read_version(cursor: &mut Cursor<'_>) -> Option<Version> {
+pub(super) fn read_version(cursor: &mut Cursor<'_>) -> Option<Http1Version> {
     if cursor.skip(b"HTTP/1.1") {
-        Some(Version::Http11)
+        Some(Http1Version::Http11)
     } else if cursor.skip(b"HTTP/1.0") {
-        Some(Version::Http10)
+        Some(Http1Version::Http10)
     } else {
         None
     }

@@ -1,21 +1,21 @@
 //! Response heads.
 
-use super::field::{self, Section};
+use super::field::{self, FieldSection};
 use super::request::read_version;
 use super::scan::{Cursor, parse_section};
-use super::{BodyLength, Field, FieldName, Malformed, Parsed, Span, Version};
+use super::{BodyLength, ByteSpan, FieldName, HeaderField, Http1Version, Malformed, Parsed};
 
 /// The head of a response, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
 #[derive(Debug, Default)]
 pub struct ResponseHead {
     /// The version of the sender.
-    pub version: Version,
+    pub version: Http1Version,
     /// The status, 100 to 999.
     pub status: u16,
     /// The reason phrase, may be empty.
-    pub reason: Span,
+    pub reason: ByteSpan,
     /// The field lines in order.
-    pub fields: Vec<Field>,
+    pub fields: Vec<HeaderField>,
     /// The framing of the body. A head from a link announces no chunks, so its reader sets this field.
     pub body: BodyLength,
     /// True if the server accepts another request on this connection (RFC 9112 §9.3).
@@ -28,7 +28,7 @@ pub struct ResponseHead {
 
 /// The method of the request, as far as the body of the response depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Answers {
+pub enum RequestKind {
     /// HEAD: never a body.
     Head,
     /// CONNECT: a tunnel after 2xx.
@@ -38,7 +38,7 @@ pub enum Answers {
     Other,
 }
 
-impl Answers {
+impl RequestKind {
     /// Classifies a method.
     #[must_use]
     pub fn for_method(method: &[u8]) -> Self {
@@ -56,7 +56,7 @@ impl ResponseHead {
     ///
     /// # Errors
     /// The first violated rule; the connection is no longer usable.
-    pub fn parse(&mut self, bytes: &[u8], answers: Answers) -> Result<Parsed, Malformed> {
+    pub fn parse(&mut self, bytes: &[u8], answers: RequestKind) -> Result<Parsed, Malformed> {
         self.clear();
         let parsed = parse_section(bytes, |cursor| self.read(cursor, answers));
         if !matches!(parsed, Ok(Parsed::Complete(_))) {
@@ -108,19 +108,19 @@ impl ResponseHead {
         matches!(self.status, 100..=199 | 204) || self.tunnel
     }
 
-    fn read(&mut self, cursor: &mut Cursor<'_>, answers: Answers) -> Result<(), Malformed> {
+    fn read(&mut self, cursor: &mut Cursor<'_>, answers: RequestKind) -> Result<(), Malformed> {
         self.read_status_line(cursor)?;
-        let mut section = Section::default();
+        let mut section = FieldSection::default();
         section.read(cursor, &mut self.fields)?;
         let announced = section.body_length(self.version)?;
-        self.tunnel =
-            self.status == 101 || (answers == Answers::Connect && matches!(self.status, 200..=299));
+        self.tunnel = self.status == 101
+            || (answers == RequestKind::Connect && matches!(self.status, 200..=299));
         self.body = match announced {
             // Announced lengths are ignored here (RFC 9110 §9.3.6).
             _ if self.tunnel && self.status != 101 => BodyLength::Empty,
             None | Some(BodyLength::Known(0)) if self.is_bare() => BodyLength::Empty,
             Some(_) if self.is_bare() => return Err(Malformed::BodyForbidden),
-            _ if answers == Answers::Head || self.status == 304 => BodyLength::Empty,
+            _ if answers == RequestKind::Head || self.status == 304 => BodyLength::Empty,
             Some(length) => length,
             None => BodyLength::UntilClose,
         };

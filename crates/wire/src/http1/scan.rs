@@ -3,7 +3,7 @@
 use memchr::{memchr, memmem, memrchr};
 
 use super::block::{Block, before_control, before_uncommon};
-use super::{HEAD_BYTES_MAX, Malformed, Parsed, Span};
+use super::{ByteSpan, HEAD_BYTES_MAX, Malformed, Parsed};
 
 /// A position in the bytes of one head.
 pub(super) struct Cursor<'a> {
@@ -34,14 +34,14 @@ impl<'a> Cursor<'a> {
 
     /// Skips the longest run of bytes of `class`.
     #[inline]
-    pub(super) fn run(&mut self, class: u8) -> Span {
+    pub(super) fn run(&mut self, class: u8) -> ByteSpan {
         let length = run_length(self.rest(), class);
         self.advance(length)
     }
 
     /// Skips the longest run of [`TOKEN`].
     #[inline]
-    pub(super) fn skip_token(&mut self) -> Span {
+    pub(super) fn skip_token(&mut self) -> ByteSpan {
         let rest = self.rest();
         let mut length = blocks_length(rest, before_uncommon);
         if rest.get(length).is_some_and(|byte| is_in_class(*byte, TOKEN)) {
@@ -53,7 +53,7 @@ impl<'a> Cursor<'a> {
 
     /// Skips a field value and the white space around it; the span is the value alone.
     #[inline]
-    pub(super) fn skip_value(&mut self) -> Span {
+    pub(super) fn skip_value(&mut self) -> ByteSpan {
         while self.peek().is_some_and(is_blank) {
             self.at = self.at.wrapping_add(1);
         }
@@ -67,7 +67,7 @@ impl<'a> Cursor<'a> {
         }
         let start = self.at;
         self.advance(length);
-        Span::new(start, start.wrapping_add(trimmed.len()))
+        ByteSpan::new(start, start.wrapping_add(trimmed.len()))
     }
 
     /// Skips CR LF; `fallbackPolicy`: the error for another kind of byte.
@@ -83,11 +83,11 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
-    fn advance(&mut self, length: usize) -> Span {
+    fn advance(&mut self, length: usize) -> ByteSpan {
         let start = self.at;
         // Within the bytes, hence without overflow.
         self.at = start.wrapping_add(length);
-        Span::new(start, self.at)
+        ByteSpan::new(start, self.at)
     }
 }
 
@@ -264,7 +264,7 @@ mod tests {
                     }
                     let expected = if is_in_class(byte, TOKEN) { length } else { at };
                     let span = Cursor { bytes: &bytes, at: 0 }.skip_token();
-                    assert_eq!(span, Span::new(0, expected), "{byte} at {at} of {length}");
+                    assert_eq!(span, ByteSpan::new(0, expected), "{byte} at {at} of {length}");
                 }
             }
         }

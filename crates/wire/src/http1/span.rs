@@ -2,14 +2,14 @@
 
 /// A range of the received bytes, with four bytes for each end, because heads are bounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
+pub struct ByteSpan {
     /// The first byte.
     pub start: u32,
     /// One past the last byte.
     pub end: u32,
 }
 
-impl Span {
+impl ByteSpan {
     /// Returns the bytes of this span; empty if it is not within `bytes`.
     #[must_use]
     pub fn slice_in(self, bytes: &[u8]) -> &[u8] {

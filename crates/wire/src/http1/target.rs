@@ -10,7 +10,7 @@ use super::scan::{HOST, TARGET, run_length};
 
 /// A parsed request target. Percent-encoding is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target<'a> {
+pub enum RequestTarget<'a> {
     /// `/path?query`, sent to servers.
     Origin {
         /// From the first slash to the question mark.
@@ -44,7 +44,7 @@ pub enum Target<'a> {
 ///
 /// # Errors
 /// An invalid character (such as that of a fragment), or a form that `method` does not allow.
-pub fn parse_target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
+pub fn parse_target<'a>(method: &[u8], target: &'a [u8]) -> Result<RequestTarget<'a>, Malformed> {
     if run_length(target, TARGET) < target.len() {
         return Err(Malformed::TargetCharacter);
     }
@@ -52,20 +52,23 @@ pub fn parse_target<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, M
 }
 
 /// Parses a target that is known to consist of target characters.
-pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'a>, Malformed> {
+pub(super) fn take_apart<'a>(
+    method: &[u8],
+    target: &'a [u8],
+) -> Result<RequestTarget<'a>, Malformed> {
     if method == b"CONNECT" {
         let (host, port) = split_authority(target)?;
         return match port {
-            Some(port) => Ok(Target::Authority { host, port }),
+            Some(port) => Ok(RequestTarget::Authority { host, port }),
             None => Err(Malformed::TargetForm),
         };
     }
     if target.starts_with(b"/") {
         let (path, query) = split_query(target)?;
-        return Ok(Target::Origin { path, query });
+        return Ok(RequestTarget::Origin { path, query });
     }
     if target == b"*" && method == b"OPTIONS" {
-        return Ok(Target::Asterisk);
+        return Ok(RequestTarget::Asterisk);
     }
     let (scheme, rest) = split_scheme(target)?;
     let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
@@ -77,7 +80,7 @@ pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'
         (b"", _) => b"/",
         (path, _) => path,
     };
-    Ok(Target::Absolute { scheme, authority, path, query })
+    Ok(RequestTarget::Absolute { scheme, authority, path, query })
 }
 
 /// Returns the target to send to the server itself: without scheme and authority. Allocates only for an
@@ -86,7 +89,8 @@ pub(super) fn take_apart<'a>(method: &[u8], target: &'a [u8]) -> Result<Target<'
 /// # Errors
 /// As [`target`].
 pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]>, Malformed> {
-    let Target::Absolute { scheme, authority, path, query } = parse_target(method, received)?
+    let RequestTarget::Absolute { scheme, authority, path, query } =
+        parse_target(method, received)?
     else {
         return Ok(Cow::Borrowed(received));
     };

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use bytes::BytesMut;
 
 use super::scan::{TARGET, is_in_class};
-use super::{BodyLength, Field, FieldName, RequestHead, ResponseHead, Span};
+use super::{BodyLength, ByteSpan, FieldName, HeaderField, RequestHead, ResponseHead};
 
 /// The edits of a forwarded request. The default forwards it unchanged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,7 +28,7 @@ pub struct RequestEdits<'a> {
     /// Names of fields that `add` replaces, ignoring case.
     pub replace: &'a [&'a str],
     /// The state of the connection after this message.
-    pub connection: Connection,
+    pub connection: ConnectionHeader,
 }
 
 /// The edits of a forwarded response. The default forwards it unchanged.
@@ -42,8 +42,8 @@ pub struct ResponseEdits<'a> {
     pub lines: &'a str,
     /// Names of fields to remove; the framing fields are not affected.
     pub remove: &'a [Box<str>],
-    /// The state of the connection after this message; for an HTTP/1.0 client pass [`Connection::Close`].
-    pub connection: Connection,
+    /// The state of the connection after this message; for an HTTP/1.0 client pass [`ConnectionHeader::Close`].
+    pub connection: ConnectionHeader,
 }
 
 /// The framing of a body in a written head.
@@ -60,7 +60,7 @@ pub enum Framing {
 
 /// The connection state in a written head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Connection {
+pub enum ConnectionHeader {
     /// Unspecified, which means persistent in HTTP/1.1.
     #[default]
     KeepAlive,
@@ -91,10 +91,10 @@ pub fn write_request(
         put_field("host", edits.host.unwrap_or_default(), out);
     }
     let length = matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
-    let rules = Rules {
+    let rules = FieldSelection {
         host: edits.host,
         length,
-        upgrade: edits.connection == Connection::Upgrade,
+        upgrade: edits.connection == ConnectionHeader::Upgrade,
         remove: edits.remove,
         is_removed: is_similar,
         replace: edits.replace,
@@ -122,10 +122,10 @@ pub fn write_response(
     let bare = head.is_bare();
     // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
     let reported = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
-    let rules = Rules {
+    let rules = FieldSelection {
         host: None,
         length: reported && !bare && edits.framing != Framing::Chunked,
-        upgrade: edits.connection == Connection::Upgrade,
+        upgrade: edits.connection == ConnectionHeader::Upgrade,
         remove: edits.remove,
         is_removed: <[u8]>::eq_ignore_ascii_case,
         replace: &[],
@@ -139,7 +139,7 @@ pub fn write_response(
 }
 
 /// The selection of received fields to forward.
-struct Rules<'a> {
+struct FieldSelection<'a> {
     host: Option<&'a [u8]>,
     length: bool,
     upgrade: bool,
@@ -151,30 +151,30 @@ struct Rules<'a> {
     is_selective: bool,
 }
 
-enum Fate<'a> {
+enum FieldAction<'a> {
     Keep,
     Drop,
     Replace(&'a [u8]),
 }
 
-impl<'a> Rules<'a> {
+impl<'a> FieldSelection<'a> {
     #[inline]
-    fn field_action(&self, bytes: &[u8], field: &Field) -> Fate<'a> {
+    fn field_action(&self, bytes: &[u8], field: &HeaderField) -> FieldAction<'a> {
         let keep = match field.kind {
-            FieldName::Host => return self.host.map_or(Fate::Keep, Fate::Replace),
+            FieldName::Host => return self.host.map_or(FieldAction::Keep, FieldAction::Replace),
             FieldName::ContentLength => self.length,
             FieldName::Upgrade => self.upgrade && self.is_kept(bytes, field.name),
             _ => !field.hop_by_hop && self.is_kept(bytes, field.name),
         };
-        if keep { Fate::Keep } else { Fate::Drop }
+        if keep { FieldAction::Keep } else { FieldAction::Drop }
     }
 
     #[inline]
-    fn is_kept(&self, bytes: &[u8], name: Span) -> bool {
+    fn is_kept(&self, bytes: &[u8], name: ByteSpan) -> bool {
         !self.is_selective || !self.is_dropped(bytes, name)
     }
 
-    fn is_dropped(&self, bytes: &[u8], name: Span) -> bool {
+    fn is_dropped(&self, bytes: &[u8], name: ByteSpan) -> bool {
         let name = name.slice_in(bytes);
         self.remove.iter().any(|removed| (self.is_removed)(name, removed.as_bytes()))
             || self.replace.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes()))
@@ -191,13 +191,18 @@ fn is_similar(name: &[u8], other: &[u8]) -> bool {
 }
 
 /// Copies the kept fields, adjacent ones at once; true if `Content-Length` was one.
-fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut BytesMut) -> bool {
+fn put_fields(
+    bytes: &[u8],
+    fields: &[HeaderField],
+    rules: &FieldSelection<'_>,
+    out: &mut BytesMut,
+) -> bool {
     let mut run = 0..0;
     let mut length_kept = false;
     for field in fields {
         match rules.field_action(bytes, field) {
-            Fate::Drop => {}
-            Fate::Keep => {
+            FieldAction::Drop => {}
+            FieldAction::Keep => {
                 let start = field.name.start as usize;
                 if start != run.end {
                     out.extend_from_slice(bytes.get(run).unwrap_or_default());
@@ -206,7 +211,7 @@ fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut Bytes
                 run.end = line_end(bytes, field);
                 length_kept |= field.kind == FieldName::ContentLength;
             }
-            Fate::Replace(value) => {
+            FieldAction::Replace(value) => {
                 out.extend_from_slice(bytes.get(run).unwrap_or_default());
                 run = 0..0;
                 out.extend_from_slice(field.name.slice_in(bytes));
@@ -220,7 +225,7 @@ fn put_fields(bytes: &[u8], fields: &[Field], rules: &Rules<'_>, out: &mut Bytes
 
 /// Returns the position after the line end of a field: only white space and CR LF follow its value.
 #[inline]
-fn line_end(bytes: &[u8], field: &Field) -> usize {
+fn line_end(bytes: &[u8], field: &HeaderField) -> usize {
     let end = field.value.end as usize;
     let behind = bytes.get(end..).unwrap_or_default();
     if behind.starts_with(b"\r\n") {
@@ -243,11 +248,11 @@ fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut 
     }
 }
 
-fn put_end(connection: Connection, add: &[(&str, &[u8])], lines: &str, out: &mut BytesMut) {
+fn put_end(connection: ConnectionHeader, add: &[(&str, &[u8])], lines: &str, out: &mut BytesMut) {
     match connection {
-        Connection::KeepAlive => {}
-        Connection::Close => out.extend_from_slice(b"connection: close\r\n"),
-        Connection::Upgrade => out.extend_from_slice(b"connection: upgrade\r\n"),
+        ConnectionHeader::KeepAlive => {}
+        ConnectionHeader::Close => out.extend_from_slice(b"connection: close\r\n"),
+        ConnectionHeader::Upgrade => out.extend_from_slice(b"connection: upgrade\r\n"),
     }
     for (name, value) in add {
         put_field(name, value, out);
@@ -308,7 +313,7 @@ fn status_digits(status: u16) -> [u8; 3] {
 }
 
 /// Reserves space for all received bytes up to the last field, and for typical additions.
-fn reserve_space(bytes: &[u8], fields: &[Field], out: &mut BytesMut) {
+fn reserve_space(bytes: &[u8], fields: &[HeaderField], out: &mut BytesMut) {
     let received = fields.last().map_or(bytes.len(), |field| field.value.end as usize);
     out.reserve(received.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
 }

@@ -2,11 +2,11 @@
 //!
 //! The opener counts its own resets in the same way, so that the acceptor does not treat it as hostile.
 
-use super::{Limits, LinkError, Role};
+use super::{LinkError, LinkLimits, Role};
 
 /// Allowances that misuse spends and useful work earns back, never above their initial value.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct MisuseBudget {
     idle_frames: u32,
     idle_frames_max: u32,
     /// Streams reset before a response, minus those answered since.
@@ -15,8 +15,8 @@ pub(super) struct Budget {
     late_bytes: u64,
 }
 
-impl Budget {
-    pub(super) fn new(limits: &Limits) -> Self {
+impl MisuseBudget {
+    pub(super) fn new(limits: &LinkLimits) -> Self {
         // A peer that has not yet received our GOAWAY or resets may have a frame or two in flight for each of
         // its streams; these must not count against it.
         let crossing = limits.streams_max.saturating_mul(CROSSING_PER_STREAM);

@@ -117,7 +117,7 @@ pub enum GoAwayCode {
     /// The link was idle.
     Idle = 2,
     /// All stream numbers, or half of the acceptor's allowance for resets, were used; a new link starts over.
-    Exhausted = 3,
+    StreamIdsExhausted = 3,
     /// The peer violated the protocol. The link closes at once.
     Protocol = 4,
     /// The peer exceeded its credit. The link closes at once.
@@ -135,7 +135,7 @@ impl GoAwayCode {
     pub const ALL: &'static [Self] = &[
         Self::Drain,
         Self::Idle,
-        Self::Exhausted,
+        Self::StreamIdsExhausted,
         Self::Protocol,
         Self::FlowControl,
         Self::Flood,
@@ -146,7 +146,7 @@ impl GoAwayCode {
     /// True if open streams finish; otherwise the link closes at once.
     #[must_use]
     pub const fn is_graceful(self) -> bool {
-        matches!(self, Self::Drain | Self::Idle | Self::Exhausted)
+        matches!(self, Self::Drain | Self::Idle | Self::StreamIdsExhausted)
     }
 
     pub(super) fn from_wire(byte: u8) -> Self {
@@ -257,7 +257,7 @@ pub enum OpenError {
 /// The stream accepts no more frames: this side ended it, either side reset it, or the link failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("link: the stream is closed")]
-pub struct Gone;
+pub struct StreamClosed;
 
 /// The first of the HTTP/2 codes.
 const HTTP2_CODES: u8 = 0x20;

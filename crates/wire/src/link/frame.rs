@@ -2,12 +2,12 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::{Limits, LinkError, Role, StreamId, VERSION};
+use super::{LinkError, LinkLimits, Role, StreamId, VERSION};
 
 /// The frame type. The low half of the fourth byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Hello = 1,
     Open = 2,
     Head = 3,
@@ -22,15 +22,15 @@ pub(super) enum Kind {
 
 /// The eight-byte frame header: u24 length, u4 flags, u4 kind, u32 stream, big-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct FrameHeader {
     pub(super) length: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
     pub(super) flags: u8,
     pub(super) stream: StreamId,
 }
 
-impl Header {
-    pub(super) fn new(kind: Kind, stream: StreamId, length: u32) -> Self {
+impl FrameHeader {
+    pub(super) fn new(kind: FrameKind, stream: StreamId, length: u32) -> Self {
         Self { length, kind, flags: 0, stream }
     }
 
@@ -56,7 +56,7 @@ impl Header {
         let Some(&[a, b, c, what, d, e, f, g]) = input.first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
         };
-        let kind = Kind::from_wire(what & KIND_BITS)?;
+        let kind = FrameKind::from_wire(what & KIND_BITS)?;
         let flags = what & !KIND_BITS;
         if flags & !kind.valid_flags() != 0 {
             return Err(LinkError::Malformed { fault: "a flag that its kind does not define" });
@@ -69,15 +69,15 @@ impl Header {
     }
 
     /// Checks the length against the limits of its kind, before any bytes are buffered.
-    pub(super) fn check_length(self, limits: &Limits) -> Result<(), LinkError> {
+    pub(super) fn check_length(self, limits: &LinkLimits) -> Result<(), LinkError> {
         let (least, max) = match self.kind {
-            Kind::Hello => (HELLO_BYTES, HELLO_BYTES_MAX),
-            Kind::Open | Kind::Head | Kind::Trailers => (0, limits.head_max),
-            Kind::Data => (0, limits.frame_max),
-            Kind::Reset => (RESET_BYTES, RESET_BYTES_MAX),
-            Kind::Credit => (CREDIT_BYTES, CREDIT_BYTES),
-            Kind::GoAway => (GO_AWAY_BYTES, GO_AWAY_BYTES),
-            Kind::Ping | Kind::Pong => (0, 0),
+            FrameKind::Hello => (HELLO_BYTES, HELLO_BYTES_MAX),
+            FrameKind::Open | FrameKind::Head | FrameKind::Trailers => (0, limits.head_max),
+            FrameKind::Data => (0, limits.frame_max),
+            FrameKind::Reset => (RESET_BYTES, RESET_BYTES_MAX),
+            FrameKind::Credit => (CREDIT_BYTES, CREDIT_BYTES),
+            FrameKind::GoAway => (GO_AWAY_BYTES, GO_AWAY_BYTES),
+            FrameKind::Ping | FrameKind::Pong => (0, 0),
         };
         if self.length > max {
             return Err(LinkError::FrameTooLarge { length: self.length, max });
@@ -89,7 +89,7 @@ impl Header {
     }
 }
 
-impl Kind {
+impl FrameKind {
     fn from_wire(nibble: u8) -> Result<Self, LinkError> {
         Ok(match nibble {
             1 => Self::Hello,
@@ -124,8 +124,8 @@ impl Kind {
     }
 }
 
-pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &Limits) {
-    output.put_slice(&Header::new(Kind::Hello, StreamId::NONE, HELLO_BYTES).encode());
+pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &LinkLimits) {
+    output.put_slice(&FrameHeader::new(FrameKind::Hello, StreamId::NONE, HELLO_BYTES).encode());
     output.put_u16(VERSION);
     output.put_u8(role_byte(role));
     output.put_u8(READS_REASONS | if limits.reads_http2_mark { READS_HTTP2_MARK } else { 0 });
@@ -137,7 +137,7 @@ pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &Limits) {
 
 /// Reads the peer's limits; true if it supports reasons. Bytes beyond those of version 1 are reserved for later
 /// releases.
-pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(Limits, bool), LinkError> {
+pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(LinkLimits, bool), LinkError> {
     let short = |_| LinkError::Hello { fault: "is too short" };
     let version = payload.try_get_u16().map_err(short)?;
     if version != VERSION {
@@ -152,13 +152,13 @@ pub(super) fn read_hello(mut payload: Bytes, ours: Role) -> Result<(Limits, bool
         return Err(LinkError::Hello { fault: "claims the role of this side" });
     }
     let features = payload.try_get_u8().map_err(short)?;
-    let limits = Limits {
+    let limits = LinkLimits {
         streams_max: payload.try_get_u32().map_err(short)?,
         window: payload.try_get_u32().map_err(short)?,
         head_max: payload.try_get_u32().map_err(short)?,
         frame_max: payload.try_get_u32().map_err(short)?,
         reads_http2_mark: features & READS_HTTP2_MARK != 0,
-        ..Limits::minimum()
+        ..LinkLimits::minimum()
     };
     if limits.is_within_range() {
         Ok((limits, features & READS_REASONS != 0))
@@ -172,24 +172,24 @@ pub(super) fn write_reset(output: &mut BytesMut, stream: StreamId, code: u8, rea
     // A reason that does not fit is omitted: it is only informative.
     let reason = Some(reason.as_bytes()).filter(|reason| reason.len() <= max).unwrap_or_default();
     let length = u32::try_from(reason.len()).unwrap_or_default().saturating_add(RESET_BYTES);
-    output.put_slice(&Header::new(Kind::Reset, stream, length).encode());
+    output.put_slice(&FrameHeader::new(FrameKind::Reset, stream, length).encode());
     output.put_u8(code);
     output.put_slice(reason);
 }
 
 pub(super) fn write_credit(output: &mut BytesMut, stream: StreamId, bytes: u32) {
-    output.put_slice(&Header::new(Kind::Credit, stream, CREDIT_BYTES).encode());
+    output.put_slice(&FrameHeader::new(FrameKind::Credit, stream, CREDIT_BYTES).encode());
     output.put_u32(bytes);
 }
 
 pub(super) fn write_go_away(output: &mut BytesMut, last: u32, code: u8) {
-    output.put_slice(&Header::new(Kind::GoAway, StreamId::NONE, GO_AWAY_BYTES).encode());
+    output.put_slice(&FrameHeader::new(FrameKind::GoAway, StreamId::NONE, GO_AWAY_BYTES).encode());
     output.put_u32(last);
     output.put_u8(code);
 }
 
-pub(super) fn write_empty(output: &mut BytesMut, kind: Kind) {
-    output.put_slice(&Header::new(kind, StreamId::NONE, 0).encode());
+pub(super) fn write_empty(output: &mut BytesMut, kind: FrameKind) {
+    output.put_slice(&FrameHeader::new(kind, StreamId::NONE, 0).encode());
 }
 
 const fn role_byte(role: Role) -> u8 {

@@ -4,7 +4,7 @@
 ///
 /// The first four are sent to the peer in HELLO. [`Link::new`](super::Link::new) clamps values to their ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct LinkLimits {
     /// The maximum number of open streams.
     pub streams_max: u32,
     /// The maximum number of DATA bytes in flight, per stream and direction.
@@ -27,7 +27,7 @@ pub struct Limits {
     pub reads_http2_mark: bool,
 }
 
-impl Limits {
+impl LinkLimits {
     /// Returns the maximum length of an accepted frame, including its header: an input buffer of this size
     /// suffices.
     #[must_use]
@@ -70,7 +70,7 @@ impl Limits {
     }
 }
 
-impl Default for Limits {
+impl Default for LinkLimits {
     fn default() -> Self {
         Self {
             streams_max: STREAMS_MAX,

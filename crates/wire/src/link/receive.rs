@@ -2,20 +2,20 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use super::frame::{self, HEADER_BYTES, Header, Kind};
-use super::stream::{Stream, Wrong};
-use super::{Event, GoAwayCode, Link, LinkError, ResetCode, Role, StreamId, StreamKind};
+use super::frame::{self, FrameHeader, FrameKind, HEADER_BYTES};
+use super::stream::{FrameViolation, Stream};
+use super::{GoAwayCode, Link, LinkError, LinkEvent, ResetCode, Role, StreamId, StreamKind};
 
 impl Link {
     /// Consumes whole frames of `input` up to the first event. None: more bytes are needed.
     ///
-    /// An input buffer of [`Limits::input_max`](super::Limits::input_max) always suffices.
+    /// An input buffer of [`Limits::input_max`](super::LinkLimits::input_max) always suffices.
     ///
     /// # Errors
     ///
     /// The peer violated the protocol: all streams are gone. Write the output, which ends with a GOAWAY, and
     /// close the connection. Every later call returns the same error.
-    pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<Event>, LinkError> {
+    pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -23,7 +23,7 @@ impl Link {
         received.map_err(|error| self.fail_link(error))
     }
 
-    fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<Event>, LinkError> {
+    fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
         if let Some(event) = self.next_awakened() {
             return Ok(Some(event));
         }
@@ -39,11 +39,11 @@ impl Link {
         Ok(None)
     }
 
-    fn next_frame(&self, input: &mut BytesMut) -> Result<Option<(Header, Bytes)>, LinkError> {
-        let Some(header) = Header::peek(input)? else {
+    fn next_frame(&self, input: &mut BytesMut) -> Result<Option<(FrameHeader, Bytes)>, LinkError> {
+        let Some(header) = FrameHeader::peek(input)? else {
             return Ok(None);
         };
-        if !self.greeted && header.kind != Kind::Hello {
+        if !self.greeted && header.kind != FrameKind::Hello {
             return Err(LinkError::Hello { fault: "is not the first frame" });
         }
         header.check_length(&self.ours)?;
@@ -56,22 +56,26 @@ impl Link {
         Ok(Some((header, payload)))
     }
 
-    fn handle_frame(&mut self, header: Header, payload: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_frame(
+        &mut self,
+        header: FrameHeader,
+        payload: Bytes,
+    ) -> Result<Option<LinkEvent>, LinkError> {
         match header.kind {
-            Kind::Hello => self.handle_hello(payload).map(Some),
-            Kind::Open => self.handle_open(header, payload),
-            Kind::Head => self.handle_head(header, payload),
-            Kind::Data => self.handle_data(header, payload),
-            Kind::Trailers => self.handle_trailers(header, payload),
-            Kind::Reset => self.was_reset(header, payload),
-            Kind::Credit => self.handle_credit(header, payload),
-            Kind::GoAway => self.heard_go_away(payload).map(Some),
-            Kind::Ping => self.handle_ping(),
-            Kind::Pong => self.handle_pong(),
+            FrameKind::Hello => self.handle_hello(payload).map(Some),
+            FrameKind::Open => self.handle_open(header, payload),
+            FrameKind::Head => self.handle_head(header, payload),
+            FrameKind::Data => self.handle_data(header, payload),
+            FrameKind::Trailers => self.handle_trailers(header, payload),
+            FrameKind::Reset => self.was_reset(header, payload),
+            FrameKind::Credit => self.handle_credit(header, payload),
+            FrameKind::GoAway => self.heard_go_away(payload).map(Some),
+            FrameKind::Ping => self.handle_ping(),
+            FrameKind::Pong => self.handle_pong(),
         }
     }
 
-    fn handle_hello(&mut self, payload: Bytes) -> Result<Event, LinkError> {
+    fn handle_hello(&mut self, payload: Bytes) -> Result<LinkEvent, LinkError> {
         if self.greeted {
             return Err(LinkError::Hello { fault: "came twice" });
         }
@@ -86,20 +90,24 @@ impl Link {
             }
             stream.credit = stream.credit.saturating_add(more);
         }
-        Ok(Event::Ready)
+        Ok(LinkEvent::Ready)
     }
 
     /// Returns the next stream with credit from HELLO, among those opened before it.
-    fn next_awakened(&mut self) -> Option<Event> {
+    fn next_awakened(&mut self) -> Option<LinkEvent> {
         while let Some(id) = self.awakened.pop() {
             if self.streams.contains_key(&id) {
-                return Some(Event::Credit { stream: id });
+                return Some(LinkEvent::Credit { stream: id });
             }
         }
         None
     }
 
-    fn handle_open(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_open(
+        &mut self,
+        header: FrameHeader,
+        head: Bytes,
+    ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         let misplaced = |fault| LinkError::Misplaced { stream, fault };
         if self.role == Role::Opener {
@@ -129,10 +137,14 @@ impl Link {
         state.receiving.check_head(header.length, false, end).map_err(|w| misplaced(w.as_str()))?;
         self.streams.insert(stream, state);
         self.budget.useful_frame();
-        Ok(Some(Event::Opened { stream, kind, head, end }))
+        Ok(Some(LinkEvent::Opened { stream, kind, head, end }))
     }
 
-    fn handle_head(&mut self, header: Header, head: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_head(
+        &mut self,
+        header: FrameHeader,
+        head: Bytes,
+    ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         if self.role == Role::Acceptor {
             return Err(LinkError::Misplaced {
@@ -157,10 +169,14 @@ impl Link {
         }
         self.budget.useful_frame();
         self.remove_if_ended(stream);
-        Ok(Some(Event::Head { stream, head, interim, rejected, end }))
+        Ok(Some(LinkEvent::Head { stream, head, interim, rejected, end }))
     }
 
-    fn handle_data(&mut self, header: Header, data: Bytes) -> Result<Option<Event>, LinkError> {
+    fn handle_data(
+        &mut self,
+        header: FrameHeader,
+        data: Bytes,
+    ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         let end = header.has_flag(frame::END);
         let is_opener = self.role == Role::Opener;
@@ -184,14 +200,14 @@ impl Link {
         if end {
             self.remove_if_ended(stream);
         }
-        Ok(Some(Event::Data { stream, data, end }))
+        Ok(Some(LinkEvent::Data { stream, data, end }))
     }
 
     fn handle_trailers(
         &mut self,
-        header: Header,
+        header: FrameHeader,
         trailers: Bytes,
-    ) -> Result<Option<Event>, LinkError> {
+    ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         let Some(state) = self.find_open(stream)? else {
             return self.handle_late();
@@ -199,14 +215,14 @@ impl Link {
         check_step(stream, state.receiving.check_trailers(header.length))?;
         self.budget.useful_frame();
         self.remove_if_ended(stream);
-        Ok(Some(Event::Trailers { stream, trailers }))
+        Ok(Some(LinkEvent::Trailers { stream, trailers }))
     }
 
     fn was_reset(
         &mut self,
-        header: Header,
+        header: FrameHeader,
         mut payload: Bytes,
-    ) -> Result<Option<Event>, LinkError> {
+    ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         if self.find_open(stream)?.is_none() {
             return self.handle_late();
@@ -217,14 +233,14 @@ impl Link {
             self.budget.record_reset()?;
         }
         self.budget.stream_over();
-        Ok(Some(Event::Reset { stream, code, reason: payload }))
+        Ok(Some(LinkEvent::Reset { stream, code, reason: payload }))
     }
 
     fn handle_credit(
         &mut self,
-        header: Header,
+        header: FrameHeader,
         mut payload: Bytes,
-    ) -> Result<Option<Event>, LinkError> {
+    ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         let window = self.theirs.window;
         let bytes = payload.try_get_u32().unwrap_or_default();
@@ -240,10 +256,10 @@ impl Link {
         if bytes < window.div_ceil(2) {
             self.budget.idle_frame()?;
         }
-        Ok(starved.then_some(Event::Credit { stream }))
+        Ok(starved.then_some(LinkEvent::Credit { stream }))
     }
 
-    fn heard_go_away(&mut self, mut payload: Bytes) -> Result<Event, LinkError> {
+    fn heard_go_away(&mut self, mut payload: Bytes) -> Result<LinkEvent, LinkError> {
         let last = StreamId(payload.try_get_u32().unwrap_or_default());
         let code = GoAwayCode::from_wire(payload.try_get_u8().unwrap_or_default());
         match self.heard_last {
@@ -259,18 +275,18 @@ impl Link {
         if self.role == Role::Opener {
             self.streams.retain(|id, _| *id <= last);
         }
-        Ok(Event::GoAway { last, code })
+        Ok(LinkEvent::GoAway { last, code })
     }
 
     /// One answer serves all pings since the output was last taken.
-    fn handle_ping(&mut self) -> Result<Option<Event>, LinkError> {
+    fn handle_ping(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         if std::mem::replace(&mut self.pong_owed, true) {
             self.budget.idle_frame()?;
         }
         Ok(None)
     }
 
-    fn handle_pong(&mut self) -> Result<Option<Event>, LinkError> {
+    fn handle_pong(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         if !std::mem::take(&mut self.ping_unanswered) {
             return self.handle_late();
         }
@@ -278,7 +294,7 @@ impl Link {
             self.ping();
             return Ok(None);
         }
-        Ok(Some(Event::Pong))
+        Ok(Some(LinkEvent::Pong))
     }
 
     /// Returns the open stream of a frame. None: the stream has ended, and the frame is late.
@@ -289,12 +305,12 @@ impl Link {
         Ok(self.streams.get_mut(&stream))
     }
 
-    fn handle_late(&mut self) -> Result<Option<Event>, LinkError> {
+    fn handle_late(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.budget.idle_frame()?;
         Ok(None)
     }
 }
 
-fn check_step(stream: StreamId, step: Result<(), Wrong>) -> Result<(), LinkError> {
+fn check_step(stream: StreamId, step: Result<(), FrameViolation>) -> Result<(), LinkError> {
     step.map_err(|wrong| LinkError::Misplaced { stream, fault: wrong.as_str() })
 }

@@ -2,10 +2,10 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::frame::{self, HEADER_BYTES, Header, Kind};
-use super::stream::{Stream, Wrong};
+use super::frame::{self, FrameHeader, FrameKind, HEADER_BYTES};
+use super::stream::{FrameViolation, Stream};
 use super::{
-    GoAwayCode, Gone, Link, OpenError, ResetCode, Role, STREAM_LAST, StreamId, StreamKind,
+    GoAwayCode, Link, OpenError, ResetCode, Role, STREAM_LAST, StreamClosed, StreamId, StreamKind,
 };
 
 impl Link {
@@ -33,7 +33,7 @@ impl Link {
         let number = self.last.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
         let id = StreamId(number.ok_or(OpenError::GoingAway)?);
         let mut stream = Stream::new(kind, &self.ours, &self.theirs);
-        let header = Header::new(Kind::Open, id, 0)
+        let header = FrameHeader::new(FrameKind::Open, id, 0)
             .with_flag(frame::END, end)
             .with_flag(frame::TCP, kind == StreamKind::Tcp);
         let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
@@ -42,7 +42,7 @@ impl Link {
         self.last = id;
         self.streams.insert(id, stream);
         if id.number() == STREAM_LAST {
-            self.go_away(GoAwayCode::Exhausted);
+            self.go_away(GoAwayCode::StreamIdsExhausted);
         }
         Ok(id)
     }
@@ -61,9 +61,9 @@ impl Link {
         interim: bool,
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
-    ) -> Result<(), Gone> {
+    ) -> Result<(), StreamClosed> {
         self.check_sendable(stream)?;
-        let header = Header::new(Kind::Head, stream, 0)
+        let header = FrameHeader::new(FrameKind::Head, stream, 0)
             .with_flag(frame::END, end)
             .with_flag(frame::INTERIM, interim);
         self.send_section(header, write_head, |state, length| {
@@ -83,9 +83,9 @@ impl Link {
         stream: StreamId,
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
-    ) -> Result<(), Gone> {
+    ) -> Result<(), StreamClosed> {
         self.check_sendable(stream)?;
-        let header = Header::new(Kind::Head, stream, 0)
+        let header = FrameHeader::new(FrameKind::Head, stream, 0)
             .with_flag(frame::END, end)
             .with_flag(frame::REJECTED, self.peer_reads_reasons);
         self.send_section(header, write_head, |state, length| {
@@ -95,22 +95,27 @@ impl Link {
     }
 
     /// Sends as much of `data` as the credit allows and returns the number of bytes. `end` takes effect after
-    /// all bytes were accepted; otherwise continue at the next [`Event::Credit`](super::Event).
+    /// all bytes were accepted; otherwise continue at the next [`Event::Credit`](super::LinkEvent).
     ///
     /// # Errors
     ///
     /// The stream accepts no more data; or data precedes the response head, which resets the stream.
-    pub fn send_data(&mut self, stream: StreamId, data: &[u8], end: bool) -> Result<usize, Gone> {
-        let state = self.streams.get_mut(&stream).ok_or(Gone)?;
+    pub fn send_data(
+        &mut self,
+        stream: StreamId,
+        data: &[u8],
+        end: bool,
+    ) -> Result<usize, StreamClosed> {
+        let state = self.streams.get_mut(&stream).ok_or(StreamClosed)?;
         let granted = usize::try_from(state.credit).unwrap_or(usize::MAX);
         let (now, later) = data.split_at_checked(granted).unwrap_or((data, &[]));
         let end = end && later.is_empty();
         match state.sending.check_data(end) {
             Ok(()) => {}
-            Err(Wrong::Ended) => return Err(Gone),
-            Err(Wrong::Order | Wrong::Sections) => {
+            Err(FrameViolation::Ended) => return Err(StreamClosed),
+            Err(FrameViolation::Order | FrameViolation::Sections) => {
                 self.reset_stream(stream, ResetCode::Failed);
-                return Err(Gone);
+                return Err(StreamClosed);
             }
         }
         let spent = u32::try_from(now.len()).unwrap_or(u32::MAX);
@@ -134,9 +139,9 @@ impl Link {
     /// # Errors
     ///
     /// The stream accepts no more trailers, or was just reset.
-    pub fn send_trailers(&mut self, stream: StreamId, trailers: &[u8]) -> Result<(), Gone> {
+    pub fn send_trailers(&mut self, stream: StreamId, trailers: &[u8]) -> Result<(), StreamClosed> {
         self.check_sendable(stream)?;
-        let header = Header::new(Kind::Trailers, stream, 0);
+        let header = FrameHeader::new(FrameKind::Trailers, stream, 0);
         let write = |output: &mut BytesMut| output.put_slice(trailers);
         self.send_section(header, write, |state, length| {
             state.sending.check_trailers(length)?;
@@ -172,7 +177,7 @@ impl Link {
         // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
         self.budget.count_churn();
         if self.budget.is_worn() {
-            self.go_away(GoAwayCode::Exhausted);
+            self.go_away(GoAwayCode::StreamIdsExhausted);
         }
     }
 
@@ -196,10 +201,10 @@ impl Link {
         }
     }
 
-    fn check_sendable(&self, stream: StreamId) -> Result<(), Gone> {
+    fn check_sendable(&self, stream: StreamId) -> Result<(), StreamClosed> {
         match self.streams.get(&stream) {
             Some(state) if !state.sending.is_ended() => Ok(()),
-            _ => Err(Gone),
+            _ => Err(StreamClosed),
         }
     }
 
@@ -207,17 +212,17 @@ impl Link {
     /// true for the response.
     fn send_section(
         &mut self,
-        header: Header,
+        header: FrameHeader,
         write: impl FnOnce(&mut BytesMut),
-        account: impl FnOnce(&mut Stream, u32) -> Result<bool, Wrong>,
-    ) -> Result<(), Gone> {
+        account: impl FnOnce(&mut Stream, u32) -> Result<bool, FrameViolation>,
+    ) -> Result<(), StreamClosed> {
         let stream = header.stream;
         let start = self.output.len();
         let Some(length) = self.write_section(header, write) else {
             self.reset_stream(stream, ResetCode::TooLarge);
-            return Err(Gone);
+            return Err(StreamClosed);
         };
-        let state = self.streams.get_mut(&stream).ok_or(Gone)?;
+        let state = self.streams.get_mut(&stream).ok_or(StreamClosed)?;
         match account(state, length) {
             Ok(answer) => {
                 let first_answer = answer && !std::mem::replace(&mut state.answered, true);
@@ -230,18 +235,22 @@ impl Link {
             Err(wrong) => {
                 self.output.truncate(start);
                 let code = match wrong {
-                    Wrong::Sections => ResetCode::TooLarge,
-                    Wrong::Ended | Wrong::Order => ResetCode::Failed,
+                    FrameViolation::Sections => ResetCode::TooLarge,
+                    FrameViolation::Ended | FrameViolation::Order => ResetCode::Failed,
                 };
                 self.reset_stream(stream, code);
-                Err(Gone)
+                Err(StreamClosed)
             }
         }
     }
 
     /// Writes a frame with the payload that `write` appends, and then its length. None: the payload exceeds the
     /// peer's limit, and the output is unchanged.
-    fn write_section(&mut self, header: Header, write: impl FnOnce(&mut BytesMut)) -> Option<u32> {
+    fn write_section(
+        &mut self,
+        header: FrameHeader,
+        write: impl FnOnce(&mut BytesMut),
+    ) -> Option<u32> {
         let start = self.output.len();
         self.output.put_bytes(0, HEADER_BYTES);
         let payload = self.output.len();
@@ -255,7 +264,7 @@ impl Link {
             self.output.truncate(start);
             return None;
         };
-        place.copy_from_slice(&Header { length, ..header }.encode());
+        place.copy_from_slice(&FrameHeader { length, ..header }.encode());
         Some(length)
     }
 
@@ -266,7 +275,8 @@ impl Link {
             let (part, after) = rest.split_at_checked(frame_max).unwrap_or((rest, &[]));
             let last = after.is_empty();
             let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
-            let header = Header::new(Kind::Data, stream, length).with_flag(frame::END, end && last);
+            let header = FrameHeader::new(FrameKind::Data, stream, length)
+                .with_flag(frame::END, end && last);
             self.output.put_slice(&header.encode());
             self.output.put_slice(part);
             if last {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::Hasher;
 
 use super::limits::{SECTION_COST, SECTIONS_PER_DIRECTION};
-use super::{Limits, StreamKind};
+use super::{LinkLimits, StreamKind};
 
 /// The number of a stream on its link. The opener counts from one; numbers are not reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,7 +70,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(kind: StreamKind, ours: &Limits, theirs: &Limits) -> Self {
+    pub(super) fn new(kind: StreamKind, ours: &LinkLimits, theirs: &LinkLimits) -> Self {
         Self {
             sending: Half::new(kind, theirs.head_max),
             receiving: Half::new(kind, ours.head_max),
@@ -108,7 +108,7 @@ enum Phase {
 
 /// The reason for which a frame is not allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum FrameViolation {
     /// The direction has ended.
     Ended,
     /// Another frame must come first, or this one is repeated.
@@ -117,7 +117,7 @@ pub(super) enum Wrong {
     Sections,
 }
 
-impl Wrong {
+impl FrameViolation {
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Ended => "a frame after the end of its direction",
@@ -147,11 +147,11 @@ impl Half {
         length: u32,
         interim: bool,
         end: bool,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), FrameViolation> {
         match self.phase {
-            Phase::Ended => return Err(Wrong::Ended),
-            Phase::Body => return Err(Wrong::Order),
-            Phase::Head if interim && (end || self.is_tcp()) => return Err(Wrong::Order),
+            Phase::Ended => return Err(FrameViolation::Ended),
+            Phase::Body => return Err(FrameViolation::Order),
+            Phase::Head if interim && (end || self.is_tcp()) => return Err(FrameViolation::Order),
             Phase::Head => {}
         }
         self.check_section(length)?;
@@ -162,10 +162,10 @@ impl Half {
     }
 
     /// Validates bytes of the body. TCP may start with them: its acceptor may omit the head.
-    pub(super) fn check_data(&mut self, end: bool) -> Result<(), Wrong> {
+    pub(super) fn check_data(&mut self, end: bool) -> Result<(), FrameViolation> {
         match self.phase {
-            Phase::Ended => return Err(Wrong::Ended),
-            Phase::Head if !self.is_tcp() => return Err(Wrong::Order),
+            Phase::Ended => return Err(FrameViolation::Ended),
+            Phase::Head if !self.is_tcp() => return Err(FrameViolation::Order),
             Phase::Head | Phase::Body => {}
         }
         self.phase = if end { Phase::Ended } else { Phase::Body };
@@ -173,11 +173,11 @@ impl Half {
     }
 
     /// Validates the trailer section, which ends the direction.
-    pub(super) fn check_trailers(&mut self, length: u32) -> Result<(), Wrong> {
+    pub(super) fn check_trailers(&mut self, length: u32) -> Result<(), FrameViolation> {
         match self.phase {
-            Phase::Ended => return Err(Wrong::Ended),
-            Phase::Head => return Err(Wrong::Order),
-            Phase::Body if self.is_tcp() => return Err(Wrong::Order),
+            Phase::Ended => return Err(FrameViolation::Ended),
+            Phase::Head => return Err(FrameViolation::Order),
+            Phase::Body if self.is_tcp() => return Err(FrameViolation::Order),
             Phase::Body => {}
         }
         self.check_section(length)?;
@@ -185,9 +185,10 @@ impl Half {
         Ok(())
     }
 
-    fn check_section(&mut self, length: u32) -> Result<(), Wrong> {
+    fn check_section(&mut self, length: u32) -> Result<(), FrameViolation> {
         let cost = length.saturating_add(SECTION_COST);
-        self.sections_left = self.sections_left.checked_sub(cost).ok_or(Wrong::Sections)?;
+        self.sections_left =
+            self.sections_left.checked_sub(cost).ok_or(FrameViolation::Sections)?;
         Ok(())
     }
 }

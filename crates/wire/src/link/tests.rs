@@ -15,7 +15,7 @@ mod simulation;
 use bytes::{BufMut, Bytes, BytesMut};
 use proptest::prelude::*;
 
-use super::frame::{self, Header, Kind};
+use super::frame::{self, FrameHeader, FrameKind};
 use super::*;
 
 #[test]
@@ -26,7 +26,7 @@ fn a_request_and_its_response_cross_the_link() {
     assert_eq!(opener.send_data(id, b"hello", true), Ok(5));
     let events = deliver_output(&mut opener, &mut acceptor);
     let head = Bytes::from_static(b"POST / HTTP/1.1\r\n\r\n");
-    let opened = Event::Opened { stream: id, kind: StreamKind::Http, head, end: false };
+    let opened = LinkEvent::Opened { stream: id, kind: StreamKind::Http, head, end: false };
     assert_eq!(events, [opened, data_event(id, b"hello", true)]);
 
     acceptor.send_head(id, true, false, write(b"100")).unwrap();
@@ -38,7 +38,7 @@ fn a_request_and_its_response_cross_the_link() {
         head_event(id, b"100", true, false),
         head_event(id, b"200", false, false),
         data_event(id, b"world", false),
-        Event::Trailers { stream: id, trailers: Bytes::from_static(b"a: b\r\n") },
+        LinkEvent::Trailers { stream: id, trailers: Bytes::from_static(b"a: b\r\n") },
     ];
     assert_eq!(events, expected);
     assert!(opener.is_idle() && acceptor.is_idle());
@@ -57,16 +57,16 @@ fn everything_one_turn_produces_is_one_output() {
 
 #[test]
 fn the_opener_may_send_before_the_peer_has_greeted() {
-    let mut opener = Link::new(Role::Opener, Limits::default());
-    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    let mut opener = Link::new(Role::Opener, LinkLimits::default());
+    let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
     let body = vec![7; WINDOW as usize];
     assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW_LEAST as usize));
     assert_eq!(opener.vacant_streams(), STREAMS_LEAST as usize - 1);
-    assert_eq!(deliver_output(&mut opener, &mut acceptor).first(), Some(&Event::Ready));
+    assert_eq!(deliver_output(&mut opener, &mut acceptor).first(), Some(&LinkEvent::Ready));
 
     let events = deliver_output(&mut acceptor, &mut opener);
-    assert_eq!(events, [Event::Ready, Event::Credit { stream: id }]);
+    assert_eq!(events, [LinkEvent::Ready, LinkEvent::Credit { stream: id }]);
     assert_eq!(opener.available_credit(id), WINDOW - WINDOW_LEAST);
     assert_eq!(opener.vacant_streams(), STREAMS_MAX as usize - 1);
     let rest = &body[WINDOW_LEAST as usize..];
@@ -81,7 +81,7 @@ fn tcp_half_closes_both_ways() {
     let events = deliver_output(&mut opener, &mut acceptor);
     assert_eq!(events.last(), Some(&data_event(id, b"", true)));
     assert_eq!((opener.stream_count(), acceptor.stream_count()), (1, 1));
-    assert_eq!(opener.send_data(id, b"late", false), Err(Gone));
+    assert_eq!(opener.send_data(id, b"late", false), Err(StreamClosed));
 
     // The acceptor of a TCP stream needs no head, and continues after the opener's end.
     acceptor.send_data(id, b"still here", false).unwrap();
@@ -106,7 +106,7 @@ fn a_sender_stops_at_the_window_and_goes_on_with_credit() {
     acceptor.record_consumed(id, WINDOW / 2 - 1);
     assert!(acceptor.output().is_empty());
     acceptor.record_consumed(id, 1);
-    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Credit { stream: id }]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [LinkEvent::Credit { stream: id }]);
     assert_eq!(opener.available_credit(id), WINDOW / 2);
     assert_eq!(opener.send_data(id, &body[WINDOW as usize..], true), Ok(10));
     assert_eq!(deliver_output(&mut opener, &mut acceptor), [data_event(id, &[1; 10], true)]);
@@ -134,13 +134,13 @@ fn control_frames_need_no_credit() {
     opener.reset_stream(other, ResetCode::Cancelled);
     opener.ping();
     let events = deliver_output(&mut opener, &mut acceptor);
-    assert!(events.contains(&Event::Trailers { stream: id, trailers: Bytes::new() }));
-    assert!(events.contains(&Event::Reset {
+    assert!(events.contains(&LinkEvent::Trailers { stream: id, trailers: Bytes::new() }));
+    assert!(events.contains(&LinkEvent::Reset {
         stream: other,
         code: ResetCode::Cancelled,
         reason: Bytes::new()
     }));
-    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Pong]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [LinkEvent::Pong]);
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn data_is_cut_to_frames_and_the_end_is_on_the_last() {
     opener.send_data(id, &[3; 2 * FRAME_MAX as usize + 1], true).unwrap();
     let lengths: Vec<_> = deliver_output(&mut opener, &mut acceptor)
         .iter()
-        .map(|event| (data_len(event), matches!(event, Event::Data { end: true, .. })))
+        .map(|event| (data_len(event), matches!(event, LinkEvent::Data { end: true, .. })))
         .collect();
     let frame = FRAME_MAX as usize;
     assert_eq!(lengths, [(frame, false), (frame, false), (1, true)]);
@@ -174,13 +174,13 @@ fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
     opener.reset_stream(id, ResetCode::Cancelled);
     opener.reset_stream(id, ResetCode::Failed);
     assert_eq!(opener.stream_count(), 0);
-    assert_eq!(opener.send_data(id, b"x", true), Err(Gone));
+    assert_eq!(opener.send_data(id, b"x", true), Err(StreamClosed));
     assert_eq!(deliver_output(&mut acceptor, &mut opener), []);
 
-    let reset = Event::Reset { stream: id, code: ResetCode::Cancelled, reason: Bytes::new() };
+    let reset = LinkEvent::Reset { stream: id, code: ResetCode::Cancelled, reason: Bytes::new() };
     assert_eq!(deliver_output(&mut opener, &mut acceptor), [reset]);
     assert_eq!(acceptor.stream_count(), 0);
-    assert_eq!(acceptor.send_head(id, false, true, write(b"x")), Err(Gone));
+    assert_eq!(acceptor.send_head(id, false, true, write(b"x")), Err(StreamClosed));
     assert_eq!(acceptor.available_credit(id), 0);
     acceptor.record_consumed(id, 5);
     acceptor.reset_stream(id, ResetCode::Failed);
@@ -195,7 +195,7 @@ fn pings_wait_for_their_answer_and_answers_coalesce() {
     assert_eq!(opener.output().len(), 8);
     let mut wire = BytesMut::new();
     for _ in 0..100 {
-        wire.extend_from_slice(&raw_frame(Kind::Ping, 0, 0, b""));
+        wire.extend_from_slice(&raw_frame(FrameKind::Ping, 0, 0, b""));
     }
     assert_eq!(all_events(&mut acceptor, &mut wire), []);
     assert!(!acceptor.is_idle());
@@ -205,18 +205,18 @@ fn pings_wait_for_their_answer_and_answers_coalesce() {
     assert!(acceptor.is_idle());
     assert_eq!(opener.output().len(), 16);
     assert_eq!(deliver_output(&mut opener, &mut acceptor), []);
-    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Pong]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [LinkEvent::Pong]);
 }
 
 #[test]
 fn unknown_codes_have_a_meaning() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
-    let mut wire = raw_frame(Kind::Reset, 0, id.number(), &[200]);
-    let reset = Event::Reset { stream: id, code: ResetCode::Failed, reason: Bytes::new() };
+    let mut wire = raw_frame(FrameKind::Reset, 0, id.number(), &[200]);
+    let reset = LinkEvent::Reset { stream: id, code: ResetCode::Failed, reason: Bytes::new() };
     assert_eq!(all_events(&mut acceptor, &mut wire), [reset]);
-    let mut wire = raw_frame(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
-    let away = Event::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
+    let mut wire = raw_frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
+    let away = LinkEvent::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
     assert_eq!(all_events(&mut acceptor, &mut wire), [away]);
     for code in ResetCode::ALL {
         assert_eq!(ResetCode::from_wire(*code as u8), *code);
@@ -237,14 +237,14 @@ fn a_head_that_is_too_large_never_leaves() {
     let id = opener.open_stream(StreamKind::Http, false, write(&fits)).unwrap();
     assert_eq!(id.number(), 1);
     assert_eq!(deliver_output(&mut opener, &mut acceptor).len(), 1);
-    assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(Gone));
-    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
+    assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(StreamClosed));
+    let reset = LinkEvent::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(deliver_output(&mut acceptor, &mut opener), [reset]);
 }
 
 #[test]
 fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
-    type Misuse = fn(&mut Link, &mut Link, StreamId) -> Result<(), Gone>;
+    type Misuse = fn(&mut Link, &mut Link, StreamId) -> Result<(), StreamClosed>;
     let cases: [(&str, Misuse); 5] = [
         ("data before the head", |_, acceptor, id| acceptor.send_data(id, b"x", true).map(drop)),
         ("trailers before the head", |_, acceptor, id| acceptor.send_trailers(id, b"")),
@@ -258,7 +258,7 @@ fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
     for (name, misuse) in cases {
         let (mut opener, mut acceptor) = connected_pair();
         let id = open_stream(&mut opener, &mut acceptor);
-        assert_eq!(misuse(&mut opener, &mut acceptor, id), Err(Gone), "{name}");
+        assert_eq!(misuse(&mut opener, &mut acceptor, id), Err(StreamClosed), "{name}");
         deliver_output(&mut acceptor, &mut opener);
         deliver_output(&mut opener, &mut acceptor);
         assert_eq!((opener.stream_count(), acceptor.stream_count()), (0, 0), "{name}");
@@ -270,18 +270,18 @@ fn a_driver_out_of_order_loses_the_stream_and_not_the_link() {
 fn a_broken_link_stays_broken_and_says_why() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
-    let mut wire = raw_frame(Kind::Data, 0, 9, b"x");
+    let mut wire = raw_frame(FrameKind::Data, 0, 9, b"x");
     let error = acceptor.receive(&mut wire).unwrap_err();
     assert_eq!(error.go_away_code(), GoAwayCode::Protocol);
-    assert_eq!(acceptor.receive(&mut raw_frame(Kind::Ping, 0, 0, b"")), Err(error));
+    assert_eq!(acceptor.receive(&mut raw_frame(FrameKind::Ping, 0, 0, b"")), Err(error));
     assert_eq!(acceptor.stream_count(), 0);
-    assert_eq!(acceptor.send_data(id, b"x", true), Err(Gone));
+    assert_eq!(acceptor.send_data(id, b"x", true), Err(StreamClosed));
     acceptor.ping();
     acceptor.go_away(GoAwayCode::Drain);
-    let away = Event::GoAway { last: id, code: GoAwayCode::Protocol };
+    let away = LinkEvent::GoAway { last: id, code: GoAwayCode::Protocol };
     assert_eq!(deliver_output(&mut acceptor, &mut opener), [away]);
 
-    opener.receive(&mut raw_frame(Kind::Open, 0, 2, b"")).unwrap_err();
+    opener.receive(&mut raw_frame(FrameKind::Open, 0, 2, b"")).unwrap_err();
     assert_eq!(opener.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
     assert!(opener.is_going_away());
 }
@@ -301,7 +301,7 @@ fn data_events_share_the_input_buffer() {
     let mut wire = opener.output().split();
     let place = wire.as_ptr().wrapping_add(8);
     match acceptor.receive(&mut wire) {
-        Ok(Some(Event::Data { data, .. })) => assert_eq!(data.as_ptr(), place),
+        Ok(Some(LinkEvent::Data { data, .. })) => assert_eq!(data.as_ptr(), place),
         other => panic!("{other:?}"),
     }
 }
@@ -315,7 +315,7 @@ proptest! {
         end: bool,
     ) {
         let written = raw_header(length, nibble, 0, stream);
-        let header = Header::peek(&written);
+        let header = FrameHeader::peek(&written);
         match nibble {
             1 | 8..=10 => prop_assert!(header.is_err()),
             _ => {
@@ -323,9 +323,9 @@ proptest! {
                 prop_assert_eq!(header.length, length);
                 prop_assert_eq!(header.stream.number(), stream);
                 prop_assert_eq!(&header.encode()[..], &written[..]);
-                let data = header.kind == Kind::Data;
+                let data = header.kind == FrameKind::Data;
                 let ended = header.with_flag(frame::END, end && data);
-                prop_assert_eq!(Header::peek(&ended.encode()), Ok(Some(ended)));
+                prop_assert_eq!(FrameHeader::peek(&ended.encode()), Ok(Some(ended)));
             }
         }
     }
@@ -333,7 +333,7 @@ proptest! {
     #[test]
     fn events_do_not_depend_on_how_the_bytes_were_cut(cuts in prop::collection::vec(1usize..40, 1..50)) {
         let (wire, expected) = record_conversation();
-        let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+        let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
         let mut input = BytesMut::new();
         let mut events = Vec::new();
         let mut rest = &wire[..];
@@ -349,8 +349,8 @@ proptest! {
 }
 
 /// The output of an opener in one busy iteration, and its events.
-fn record_conversation() -> (Bytes, Vec<Event>) {
-    let mut opener = Link::new(Role::Opener, Limits::default());
+fn record_conversation() -> (Bytes, Vec<LinkEvent>) {
+    let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let first = opener.open_stream(StreamKind::Http, false, write(b"POST /a")).unwrap();
     let second = opener.open_stream(StreamKind::Tcp, false, write(b"to b")).unwrap();
     opener.send_data(second, b"bytes", false).unwrap();
@@ -360,7 +360,7 @@ fn record_conversation() -> (Bytes, Vec<Event>) {
     opener.reset_stream(second, ResetCode::TimedOut);
     opener.go_away(GoAwayCode::Idle);
     let wire = opener.output().split().freeze();
-    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     let events = all_events(&mut acceptor, &mut BytesMut::from(&wire[..]));
     assert_eq!(events.len(), 8);
     (wire, events)
@@ -368,10 +368,10 @@ fn record_conversation() -> (Bytes, Vec<Event>) {
 
 /// Two ends with exchanged HELLOs.
 fn connected_pair() -> (Link, Link) {
-    let mut opener = Link::new(Role::Opener, Limits::default());
-    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
-    assert_eq!(deliver_output(&mut opener, &mut acceptor), [Event::Ready]);
-    assert_eq!(deliver_output(&mut acceptor, &mut opener), [Event::Ready]);
+    let mut opener = Link::new(Role::Opener, LinkLimits::default());
+    let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
+    assert_eq!(deliver_output(&mut opener, &mut acceptor), [LinkEvent::Ready]);
+    assert_eq!(deliver_output(&mut acceptor, &mut opener), [LinkEvent::Ready]);
     (opener, acceptor)
 }
 
@@ -392,24 +392,24 @@ fn a_rejection_differs_from_an_answer_and_names_its_reason() {
     let head = Bytes::from_static(b"denied");
     let reason = Bytes::from_static(b"denied-by-policy");
     let expected = [
-        Event::Head { stream: first, head, interim: false, rejected: true, end: true },
-        Event::Reset { stream: second, code: ResetCode::Denied, reason },
+        LinkEvent::Head { stream: first, head, interim: false, rejected: true, end: true },
+        LinkEvent::Reset { stream: second, code: ResetCode::Denied, reason },
     ];
     assert_eq!(deliver_output(&mut acceptor, &mut opener), expected);
 }
 
 #[test]
 fn a_peer_of_an_earlier_release_gets_the_rejection_without_its_reason() {
-    let mut opener = Link::new(Role::Opener, Limits::default());
+    let mut opener = Link::new(Role::Opener, LinkLimits::default());
     // Its HELLO has a zero where later releases state their features.
     opener.output()[frame::HEADER_BYTES + 3] = 0;
-    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     deliver_output(&mut opener, &mut acceptor);
     deliver_output(&mut acceptor, &mut opener);
     let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
     acceptor.send_rejection(first, true, write(b"denied")).unwrap();
     acceptor.reset_for(second, ResetCode::Denied, "denied-by-policy");
-    let reset = Event::Reset { stream: second, code: ResetCode::Denied, reason: Bytes::new() };
+    let reset = LinkEvent::Reset { stream: second, code: ResetCode::Denied, reason: Bytes::new() };
     let expected = [head_event(first, b"denied", false, true), reset];
     assert_eq!(deliver_output(&mut acceptor, &mut opener), expected);
 }
@@ -421,18 +421,18 @@ fn a_reason_that_does_not_fit_into_a_reset_is_left_out() {
         let id = open_stream(&mut opener, &mut acceptor);
         acceptor.reset_for(id, ResetCode::Denied, &"x".repeat(length));
         let events = deliver_output(&mut acceptor, &mut opener);
-        assert!(matches!(&events[..], [Event::Reset { reason, .. }] if reason.len() == kept));
+        assert!(matches!(&events[..], [LinkEvent::Reset { reason, .. }] if reason.len() == kept));
     }
 }
 
-fn deliver_output(from: &mut Link, to: &mut Link) -> Vec<Event> {
+fn deliver_output(from: &mut Link, to: &mut Link) -> Vec<LinkEvent> {
     let mut wire = from.output().split();
     let events = all_events(to, &mut wire);
     assert!(wire.is_empty());
     events
 }
 
-fn all_events(link: &mut Link, wire: &mut BytesMut) -> Vec<Event> {
+fn all_events(link: &mut Link, wire: &mut BytesMut) -> Vec<LinkEvent> {
     std::iter::from_fn(|| link.receive(wire).unwrap()).collect()
 }
 
@@ -440,22 +440,22 @@ fn write(head: &[u8]) -> impl FnOnce(&mut BytesMut) {
     move |output| output.put_slice(head)
 }
 
-fn data_event(stream: StreamId, data: &[u8], end: bool) -> Event {
-    Event::Data { stream, data: Bytes::copy_from_slice(data), end }
+fn data_event(stream: StreamId, data: &[u8], end: bool) -> LinkEvent {
+    LinkEvent::Data { stream, data: Bytes::copy_from_slice(data), end }
 }
 
-fn head_event(stream: StreamId, head: &[u8], interim: bool, end: bool) -> Event {
-    Event::Head { stream, head: Bytes::copy_from_slice(head), interim, rejected: false, end }
+fn head_event(stream: StreamId, head: &[u8], interim: bool, end: bool) -> LinkEvent {
+    LinkEvent::Head { stream, head: Bytes::copy_from_slice(head), interim, rejected: false, end }
 }
 
-fn data_len(event: &Event) -> usize {
+fn data_len(event: &LinkEvent) -> usize {
     match event {
-        Event::Data { data, .. } => data.len(),
+        LinkEvent::Data { data, .. } => data.len(),
         _ => 0,
     }
 }
 
-fn raw_frame(kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> BytesMut {
+fn raw_frame(kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) -> BytesMut {
     let mut frame = raw_header(payload.len() as u32, kind as u8, flags, stream);
     frame.put_slice(payload);
     frame

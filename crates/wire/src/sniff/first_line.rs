@@ -6,7 +6,7 @@ use super::METHODS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstLine {
     /// Undecided: the line is incomplete.
-    More,
+    Incomplete,
     /// An HTTP/0.9, HTTP/1 or HTTP/2 request, as read by the most lenient server.
     Request,
     /// Another protocol.
@@ -31,17 +31,17 @@ impl FirstLineReader {
     pub fn read(&mut self, bytes: &[u8]) -> FirstLine {
         for byte in bytes {
             match self.push_byte(*byte) {
-                FirstLine::More => {}
+                FirstLine::Incomplete => {}
                 decided => return decided,
             }
         }
-        FirstLine::More
+        FirstLine::Incomplete
     }
 
     fn push_byte(&mut self, byte: u8) -> FirstLine {
         // Servers skip empty lines, and some skip blanks.
         if self.length == 0 && is_blank(byte) {
-            return FirstLine::More;
+            return FirstLine::Incomplete;
         }
         if byte == b'\n' || self.length >= LINE_BYTES_MAX {
             return FirstLine::Other;
@@ -59,7 +59,7 @@ impl FirstLineReader {
         };
         match self.matched == VERSION.len() || byte == b'/' && self.begins_request() {
             true => FirstLine::Request,
-            false => FirstLine::More,
+            false => FirstLine::Incomplete,
         }
     }
 
@@ -163,9 +163,9 @@ mod tests {
         ] {
             assert_eq!(read(line.as_bytes()), FirstLine::Other, "{line:?}");
         }
-        assert_eq!(read(b""), FirstLine::More);
-        assert_eq!(read(b"GET"), FirstLine::More);
-        assert_eq!(read(&vec![0; LINE_BYTES_MAX]), FirstLine::More);
+        assert_eq!(read(b""), FirstLine::Incomplete);
+        assert_eq!(read(b"GET"), FirstLine::Incomplete);
+        assert_eq!(read(&vec![0; LINE_BYTES_MAX]), FirstLine::Incomplete);
         assert_eq!(read(&vec![0; LINE_BYTES_MAX + 1]), FirstLine::Other);
     }
 }

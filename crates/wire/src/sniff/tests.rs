@@ -9,40 +9,40 @@ use super::*;
 #[test]
 fn decides_from_the_fewest_bytes() {
     // The deciding bytes, and the decision; every shorter prefix needs more bytes.
-    let cases: [(&[u8], Sniffed); 27] = [
-        (b"GET /", Sniffed::Http1),
-        (b"POST /", Sniffed::Http1),
-        (b"OPTIONS * HTTP/1.", Sniffed::Http1),
-        (b"GET http://", Sniffed::Http1),
-        (b"CONNECT a.b:443 HTTP/1.", Sniffed::Http1),
-        (b"PROPFIND /x HTTP/1.", Sniffed::Http1),
-        (b"M-SEARCH * HTTP/1.", Sniffed::Http1),
-        (b"PRI * HTTP/2.0", Sniffed::Http2),
-        (b"PRI * HTTP/1.", Sniffed::Http1),
-        (b"\x16\x03\x01\x02\x00\x01", Sniffed::Tls),
-        (b"\x16\x03\x2c\x00\xb9\x01", Sniffed::Tls),
-        (b"\x16\x03\x01\x02\x00\x02", Sniffed::Opaque),
-        (b"\x16\x02", Sniffed::Opaque),
-        (b"\x16\x03\x01\x41", Sniffed::Opaque),
-        (b"PING\r", Sniffed::Opaque),
-        (b"*1\r", Sniffed::Opaque),
-        (b"get key\r", Sniffed::Opaque),
-        (b"GET key\r", Sniffed::Opaque),
-        (b"EHLO a.b\r", Sniffed::Opaque),
-        (b"a b c", Sniffed::Opaque),
-        (b"\r\nGET /", Sniffed::Http1),
-        (b"\r\n\n\r\nPROPFIND /x HTTP/1.", Sniffed::Http1),
-        (b"\r\n\0", Sniffed::Opaque),
-        (b"\r\n\x16", Sniffed::Opaque),
-        (b"\0", Sniffed::Opaque),
-        (b" ", Sniffed::Opaque),
-        (b"SSH-2.0-OpenSSH_9.2p1\r", Sniffed::Opaque),
+    let cases: [(&[u8], DetectedProtocol); 27] = [
+        (b"GET /", DetectedProtocol::Http1),
+        (b"POST /", DetectedProtocol::Http1),
+        (b"OPTIONS * HTTP/1.", DetectedProtocol::Http1),
+        (b"GET http://", DetectedProtocol::Http1),
+        (b"CONNECT a.b:443 HTTP/1.", DetectedProtocol::Http1),
+        (b"PROPFIND /x HTTP/1.", DetectedProtocol::Http1),
+        (b"M-SEARCH * HTTP/1.", DetectedProtocol::Http1),
+        (b"PRI * HTTP/2.0", DetectedProtocol::Http2),
+        (b"PRI * HTTP/1.", DetectedProtocol::Http1),
+        (b"\x16\x03\x01\x02\x00\x01", DetectedProtocol::Tls),
+        (b"\x16\x03\x2c\x00\xb9\x01", DetectedProtocol::Tls),
+        (b"\x16\x03\x01\x02\x00\x02", DetectedProtocol::Opaque),
+        (b"\x16\x02", DetectedProtocol::Opaque),
+        (b"\x16\x03\x01\x41", DetectedProtocol::Opaque),
+        (b"PING\r", DetectedProtocol::Opaque),
+        (b"*1\r", DetectedProtocol::Opaque),
+        (b"get key\r", DetectedProtocol::Opaque),
+        (b"GET key\r", DetectedProtocol::Opaque),
+        (b"EHLO a.b\r", DetectedProtocol::Opaque),
+        (b"a b c", DetectedProtocol::Opaque),
+        (b"\r\nGET /", DetectedProtocol::Http1),
+        (b"\r\n\n\r\nPROPFIND /x HTTP/1.", DetectedProtocol::Http1),
+        (b"\r\n\0", DetectedProtocol::Opaque),
+        (b"\r\n\x16", DetectedProtocol::Opaque),
+        (b"\0", DetectedProtocol::Opaque),
+        (b" ", DetectedProtocol::Opaque),
+        (b"SSH-2.0-OpenSSH_9.2p1\r", DetectedProtocol::Opaque),
     ];
     for (bytes, expected) in cases {
         for end in 0..bytes.len() {
             assert_eq!(
                 sniff_protocol(&bytes[..end]),
-                Sniffed::More,
+                DetectedProtocol::Incomplete,
                 "{}",
                 bytes[..end].escape_ascii()
             );
@@ -55,14 +55,17 @@ fn decides_from_the_fewest_bytes() {
 #[test]
 fn never_asks_for_more_than_its_bound() {
     let endless = [b"LIST ", vec![b'a'; SNIFF_BYTES_MAX].as_slice()].concat();
-    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX - 1]), Sniffed::More);
-    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX]), Sniffed::Opaque);
-    assert_eq!(sniff_protocol(&[&endless[..], b" HTTP/1.1\r\n"].concat()), Sniffed::Opaque);
-    assert_eq!(sniff_protocol(&[b'A'; 33]), Sniffed::Opaque);
-    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX - 1]), Sniffed::More);
-    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX]), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX - 1]), DetectedProtocol::Incomplete);
+    assert_eq!(sniff_protocol(&endless[..SNIFF_BYTES_MAX]), DetectedProtocol::Opaque);
+    assert_eq!(
+        sniff_protocol(&[&endless[..], b" HTTP/1.1\r\n"].concat()),
+        DetectedProtocol::Opaque
+    );
+    assert_eq!(sniff_protocol(&[b'A'; 33]), DetectedProtocol::Opaque);
+    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX - 1]), DetectedProtocol::Incomplete);
+    assert_eq!(sniff_protocol(&[b'\n'; SNIFF_BYTES_MAX]), DetectedProtocol::Opaque);
     let late = [[b'\n'; SNIFF_BYTES_MAX - 3].as_slice(), b"GET / HTTP/1.1"].concat();
-    assert_eq!(sniff_protocol(&late), Sniffed::Opaque);
+    assert_eq!(sniff_protocol(&late), DetectedProtocol::Opaque);
 }
 
 proptest! {
@@ -72,7 +75,7 @@ proptest! {
         let decided = sniff_protocol(bytes);
         for end in 0..bytes.len() {
             let early = sniff_protocol(&bytes[..end]);
-            prop_assert!(early == Sniffed::More || early == decided);
+            prop_assert!(early == DetectedProtocol::Incomplete || early == decided);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use leno_wire::http1::{
-    BodyLength, Field, FieldName, Framing, Parsed, RequestEdits, RequestHead, origin_form,
+    BodyLength, FieldName, Framing, HeaderField, Parsed, RequestEdits, RequestHead, origin_form,
     parse_target, write_request,
 };
 
@@ -43,7 +43,7 @@ pub(crate) fn check(bytes: &[u8]) {
 /// The fields that must arrive. `Host` may be added, and an unnecessary length removed.
 fn end_to_end<'a>(
     bytes: &'a [u8],
-    fields: &'a [Field],
+    fields: &'a [HeaderField],
 ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     fields
         .iter()

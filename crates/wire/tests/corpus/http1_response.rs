@@ -2,14 +2,14 @@
 
 use bytes::BytesMut;
 use leno_wire::http1::{
-    Answers, BodyLength, FIELDS_MAX, Framing, Malformed, Parsed, ResponseEdits, ResponseHead,
+    BodyLength, FIELDS_MAX, Framing, Malformed, Parsed, RequestKind, ResponseEdits, ResponseHead,
     write_response,
 };
 
 /// An accepted head is complete, was not complete before, and is forwarded without a change of meaning, for
 /// every request method; a second hop changes nothing.
 pub(crate) fn check(bytes: &[u8]) {
-    for answers in [Answers::Other, Answers::Head, Answers::Connect] {
+    for answers in [RequestKind::Other, RequestKind::Head, RequestKind::Connect] {
         let mut head = ResponseHead::default();
         let Ok(Parsed::Complete(length)) = head.parse(bytes, answers) else {
             continue;
@@ -20,7 +20,7 @@ pub(crate) fn check(bytes: &[u8]) {
             assert_eq!(again.parse(&bytes[..end], answers), Ok(Parsed::Partial));
         }
         assert!((100..=999).contains(&head.status));
-        assert!(answers != Answers::Head || head.body == BodyLength::Empty);
+        assert!(answers != RequestKind::Head || head.body == BodyLength::Empty);
 
         for framing in [Framing::Keep, Framing::Outside, Framing::Chunked] {
             let edits = ResponseEdits { framing, ..ResponseEdits::default() };

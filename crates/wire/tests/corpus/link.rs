@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::{BufMut, BytesMut};
 use leno_wire::link::{
-    Event, Limits, Link, LinkError, ResetCode, Role, STREAMS_LEAST, StreamId, StreamKind,
+    Link, LinkError, LinkEvent, LinkLimits, ResetCode, Role, STREAMS_LEAST, StreamId, StreamKind,
     WINDOW_LEAST,
 };
 
@@ -24,7 +24,7 @@ pub(crate) fn check(bytes: &[u8]) {
 }
 
 /// The events of a link that only receives.
-fn receive_in_steps(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Option<LinkError>) {
+fn receive_in_steps(role: Role, bytes: &[u8], step: usize) -> (Vec<LinkEvent>, Option<LinkError>) {
     let mut link = start_link(role);
     let mut input = BytesMut::new();
     let mut events = Vec::new();
@@ -44,7 +44,8 @@ fn receive_in_steps(role: Role, bytes: &[u8], step: usize) -> (Vec<Event>, Optio
 
 /// Creates a link with small limits, and for the opener some streams that its peer may answer.
 fn start_link(role: Role) -> Link {
-    let limits = Limits { streams_max: STREAMS_LEAST, window: WINDOW_LEAST, ..Limits::default() };
+    let limits =
+        LinkLimits { streams_max: STREAMS_LEAST, window: WINDOW_LEAST, ..LinkLimits::default() };
     let mut link = Link::new(role, limits);
     if role == Role::Opener {
         for (kind, end) in
@@ -88,34 +89,34 @@ impl Driver {
         }
     }
 
-    fn handle_event(&mut self, event: Event) {
+    fn handle_event(&mut self, event: LinkEvent) {
         let stream = match event {
-            Event::Opened { stream, end, .. } => {
+            LinkEvent::Opened { stream, end, .. } => {
                 self.held.insert(stream, 0);
                 self.record_end(stream, end)
             }
-            Event::Head { stream, interim, end, .. } => {
+            LinkEvent::Head { stream, interim, end, .. } => {
                 assert!(!interim || !end);
                 self.record_end(stream, end)
             }
-            Event::Data { stream, data, end } => {
+            LinkEvent::Data { stream, data, end } => {
                 assert!(end || !data.is_empty());
                 let held = self.held.entry(stream).or_default();
                 *held += u32::try_from(data.len()).expect("a frame is short");
                 assert!(*held <= WINDOW_LEAST);
                 self.record_end(stream, end)
             }
-            Event::Trailers { stream, .. } => self.record_end(stream, true),
-            Event::Reset { stream, .. } => {
+            LinkEvent::Trailers { stream, .. } => self.record_end(stream, true),
+            LinkEvent::Reset { stream, .. } => {
                 assert_eq!(self.link.available_credit(stream), 0);
                 self.held.remove(&stream);
                 return;
             }
-            Event::Credit { stream } => {
+            LinkEvent::Credit { stream } => {
                 assert!(self.link.available_credit(stream) > 0);
                 stream
             }
-            Event::Ready | Event::GoAway { .. } | Event::Pong => return,
+            LinkEvent::Ready | LinkEvent::GoAway { .. } | LinkEvent::Pong => return,
         };
         self.call_driver(stream);
     }

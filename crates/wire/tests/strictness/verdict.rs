@@ -1,7 +1,7 @@
 //! Parser verdicts on the bytes of a vector, for any segmentation.
 
 use leno_wire::http1::{
-    Answers, BodyDecoder, BodyLength, Malformed, Parsed, RequestHead, ResponseHead,
+    BodyDecoder, BodyLength, Malformed, Parsed, RequestHead, RequestKind, ResponseHead,
 };
 
 use crate::vector::{Accepted, Vector};
@@ -66,7 +66,7 @@ fn parse_head(
     cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
 ) -> Result<Option<(usize, BodyLength, bool)>, Malformed> {
     let (mut request, mut response) = (RequestHead::default(), ResponseHead::default());
-    let answers = Answers::for_method(vector.answers.as_bytes());
+    let answers = RequestKind::for_method(vector.answers.as_bytes());
     while let Some(cut) = cuts.peek() {
         let available = &vector.bytes[..*cut];
         let parsed = match vector.of.as_str() {

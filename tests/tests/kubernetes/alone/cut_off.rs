@@ -3,23 +3,23 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{Injection, Namespace, http_server, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, stdout_of};
 use leno_tests::eventually;
 use serde_json::Value;
 
-use crate::under_load::{Load, node_names};
+use crate::under_load::{LoadPod, node_names};
 
 /// A node without network until this is dropped.
-struct CutOff(String);
+struct IsolatedNode(String);
 
-impl CutOff {
+impl IsolatedNode {
     fn cut_node(node: &str) -> Self {
         set_link(node, "down");
         Self(node.to_owned())
     }
 }
 
-impl Drop for CutOff {
+impl Drop for IsolatedNode {
     fn drop(&mut self) {
         set_link(&self.0, "up");
     }
@@ -55,7 +55,7 @@ fn servers_on(node: &str, name: &str, replicas: u32) -> String {
 fn a_node_without_network_costs_requests_in_progress_alone() {
     let nodes = node_names();
     let [near, far] = &nodes[..] else { panic!("two nodes, not {nodes:?}") };
-    let namespace = Namespace::new("cut-off", Injection::Enabled);
+    let namespace = TestNamespace::new("cut-off", SidecarInjection::Enabled);
     namespace.apply_manifests(&servers_on(near, "near", 2));
     namespace.apply_manifests(&servers_on(far, "far", 3));
     namespace.apply_manifests(
@@ -66,8 +66,8 @@ fn a_node_without_network_costs_requests_in_progress_alone() {
     // The DNS server may be on the failed node.
     let address = ["get", "service/server", "-o", "jsonpath={.spec.clusterIP}"];
     let url = format!("http://{}/", stdout_of(&namespace.kubectl(&address)));
-    let load = Load::start(&namespace, &url);
-    let cut = CutOff::cut_node(far);
+    let load = LoadPod::start(&namespace, &url);
+    let cut = IsolatedNode::cut_node(far);
     let began = Instant::now();
     eventually("the time to notice is over", NOTICED * 10, || {
         (began.elapsed() >= NOTICED).then_some(())

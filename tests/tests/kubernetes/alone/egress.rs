@@ -1,14 +1,14 @@
 //! Egress from the mesh: everything, nothing, and the destinations in OSM's policies. The setting applies to
 //! the whole mesh.
 
-use leno_tests::cluster::{Injection, Namespace, apply_globally, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, apply_globally, kubectl, stdout_of};
 
 use crate::tcp::{expect_heard, line_server};
 
 /// Denies all egress until this is dropped.
-struct Denied;
+struct DeniedEgress;
 
-impl Denied {
+impl DeniedEgress {
     fn deny_egress() -> Self {
         Self::apply_settings("egress: deny")
     }
@@ -22,15 +22,15 @@ impl Denied {
     }
 }
 
-impl Drop for Denied {
+impl Drop for DeniedEgress {
     fn drop(&mut self) {
         drop(kubectl(&["delete", "meshconfigs.leno.dev", "mesh"]));
     }
 }
 
 /// Returns servers outside the mesh: HTTP, HTTPS and a line protocol.
-fn start_servers() -> Namespace {
-    let outside = Namespace::new("outside", Injection::Disabled);
+fn start_servers() -> TestNamespace {
+    let outside = TestNamespace::new("outside", SidecarInjection::Disabled);
     outside.http_server("server", 1);
     outside.apply_manifests(
         "{apiVersion: v1, kind: Pod, metadata: {name: secure, labels: {app: secure}}, spec: {containers: [
@@ -45,7 +45,7 @@ fn start_servers() -> Namespace {
 }
 
 /// Returns the egress policy of one account.
-fn egress_policy(name: &str, namespace: &Namespace, rest: &str) -> String {
+fn egress_policy(name: &str, namespace: &TestNamespace, rest: &str) -> String {
     format!(
         "---\n{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Egress, metadata: {{name: {name}}}, spec: {{
   sources: [{{kind: ServiceAccount, name: client, namespace: {}}}], {rest}}}}}\n",
@@ -59,9 +59,9 @@ const ROUTES: &str =
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn what_leaves_the_mesh_is_what_policies_name() {
+fn policies_limit_egress() {
     let outside = start_servers();
-    let namespace = Namespace::new("leaving", Injection::Enabled);
+    let namespace = TestNamespace::new("leaving", SidecarInjection::Enabled);
     namespace.http_server("server", 1);
     namespace.create_client("client");
     namespace.create_client("other");
@@ -85,7 +85,7 @@ fn what_leaves_the_mesh_is_what_policies_name() {
         expect_heard(&namespace, client, &lines, str::is_empty);
     };
     all_of_it("client");
-    let denied = Denied::deny_egress();
+    let denied = DeniedEgress::deny_egress();
     nothing("client");
     expect("client", &["http://server/"], 0, 200);
 
@@ -125,10 +125,10 @@ fn what_leaves_the_mesh_is_what_policies_name() {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_api_server_stays_reachable_while_nothing_else_leaves() {
-    let outside = Namespace::new("beyond", Injection::Disabled);
+    let outside = TestNamespace::new("beyond", SidecarInjection::Disabled);
     outside.http_server("server", 1);
     outside.wait_ready();
-    let namespace = Namespace::new("operators", Injection::Enabled);
+    let namespace = TestNamespace::new("operators", SidecarInjection::Enabled);
     namespace.create_client("client");
     namespace.wait_ready();
     let endpoints = "jsonpath={range .endpoints[*]}{.addresses[0]}{end}:{.ports[0].port}";
@@ -144,11 +144,11 @@ fn the_api_server_stays_reachable_while_nothing_else_leaves() {
         }
     };
     expect(0, 200);
-    let denied = Denied::deny_egress();
+    let denied = DeniedEgress::deny_egress();
     namespace.expect_curl("client", &[&other], 56, 0);
     expect(0, 200);
     drop(denied);
-    let denied = Denied::apply_settings("egress: deny, apiServerEgress: deny");
+    let denied = DeniedEgress::apply_settings("egress: deny, apiServerEgress: deny");
     namespace.expect_curl("client", &[&other], 56, 0);
     expect(35, 0);
     drop(denied);

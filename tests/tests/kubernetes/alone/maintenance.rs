@@ -4,14 +4,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{Namespace, kubectl, stdout_of};
+use leno_tests::cluster::{TestNamespace, kubectl, stdout_of};
 use leno_tests::eventually;
 
 use crate::gateways::{create_gateway, external_clients_at};
-use crate::under_load::{Load, find_process, node_names, start_servers};
+use crate::under_load::{LoadPod, find_process, node_names, start_servers};
 
 /// Returns the number of Pods with a label on a node.
-fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
+fn pods_on(node: &str, namespace: &TestNamespace, label: &str) -> usize {
     let field = format!("--field-selector=spec.nodeName={node}");
     stdout_of(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"]))
         .lines()
@@ -20,7 +20,7 @@ fn pods_on(node: &str, namespace: &Namespace, label: &str) -> usize {
 
 /// Drains a node under load; no request may fail.
 #[allow(clippy::print_stderr, reason = "the number of requests belongs to the result")]
-fn drain_node(node: &str, load: Load<'_>, is_empty: impl Fn() -> bool) {
+fn drain_node(node: &str, load: LoadPod<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
     let drained = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
     let is_empty = is_empty();
@@ -47,7 +47,7 @@ fn each_drained_node_fails_no_request() {
         namespace.wait_ready();
         let there = || pods_on(&node, &namespace, "app=server");
         assert!(there() > 0, "the node has some of the pods");
-        let load = Load::away_from(&namespace, "http://server/", &node);
+        let load = LoadPod::away_from(&namespace, "http://server/", &node);
         drain_node(&node, load, || there() == 0);
     }
 }
@@ -65,7 +65,7 @@ fn a_drained_node_takes_no_gateway_away() {
     let there = || pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
     assert!(there() > 0, "the node has some of the pods");
     let (external_clients, url) = external_clients_at(&address);
-    let load = Load::start(&external_clients, &url);
+    let load = LoadPod::start(&external_clients, &url);
     drain_node(&node, load, || there() == 0);
 }
 
@@ -73,7 +73,7 @@ fn a_drained_node_takes_no_gateway_away() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_restarted_api_server_fails_no_request() {
     let namespace = start_servers("restarted");
-    let load = Load::start(&namespace, "http://server/");
+    let load = LoadPod::start(&namespace, "http://server/");
     let before = api_server().expect("an API server runs");
     let killed = Command::new("kill").args(["-9", &before.to_string()]).status().unwrap();
     assert!(killed.success());
@@ -93,7 +93,7 @@ fn a_restarted_api_server_fails_no_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn killed_control_planes_fail_no_request() {
     let namespace = start_servers("killed");
-    let load = Load::start(&namespace, "http://server/");
+    let load = LoadPod::start(&namespace, "http://server/");
     let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     stdout_of(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
     // The restarted control plane works: a new Pod joins.

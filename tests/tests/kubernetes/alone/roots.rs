@@ -6,13 +6,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::cluster::{
-    Injection, Namespace, apply_globally, kubectl, program_image, stdout_of,
+    SidecarInjection, TestNamespace, apply_globally, kubectl, program_image, stdout_of,
 };
 use leno_tests::eventually;
 use serde_json::Value;
 
 use super::upgrade::{install_image, run_uninstall};
-use crate::under_load::{Load, start_servers};
+use crate::under_load::{LoadPod, start_servers};
 
 /// Returns the Pods of the control plane.
 fn control_planes() -> Vec<String> {
@@ -76,7 +76,7 @@ fn the_root_is_replaced_without_a_failed_request() {
     let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
     let before = trusted_roots();
     caught_up(&pods, "stable");
-    let load = Load::start(&namespace, "http://server/");
+    let load = LoadPod::start(&namespace, "http://server/");
     for (word, stage) in [("add", "added"), ("activate", "activated"), ("retire", "stable")] {
         take_step(first, word);
         caught_up(&pods, stage);
@@ -123,8 +123,8 @@ fn an_authority_that_was_there_before_signs() {
     });
     apply_globally(&secret.to_string());
     install_image(&program_image());
-    let namespace = Namespace::new("vouched", Injection::Enabled);
-    let strange = Namespace::new("unvouched", Injection::Disabled);
+    let namespace = TestNamespace::new("vouched", SidecarInjection::Enabled);
+    let strange = TestNamespace::new("unvouched", SidecarInjection::Disabled);
     namespace.http_server("server", 1);
     namespace.create_client("client");
     strange.create_client("client");

@@ -1,9 +1,9 @@
 //! Upgrade, removal and reinstallation of the mesh under load: no request may fail.
 
-use leno_tests::cluster::{Namespace, kubectl, next_image, program_image, stdout_of};
+use leno_tests::cluster::{TestNamespace, kubectl, next_image, program_image, stdout_of};
 use leno_tests::leno_command;
 
-use crate::under_load::{Load, start_servers};
+use crate::under_load::{LoadPod, start_servers};
 
 /// Installs or upgrades: objects that differ are changed.
 pub(super) fn install_image(image: &str) {
@@ -29,7 +29,7 @@ fn container_images(namespace: &str, selector: &str) -> Vec<String> {
     images
 }
 
-fn rolled_out(namespace: &Namespace) {
+fn rolled_out(namespace: &TestNamespace) {
     stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
 }
 
@@ -37,7 +37,7 @@ fn rolled_out(namespace: &Namespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn another_release_is_rolled_out_without_a_failed_request() {
     let namespace = start_servers("upgraded");
-    let load = Load::start(&namespace, "http://server/");
+    let load = LoadPod::start(&namespace, "http://server/");
     let (before, after) = (program_image(), next_image());
     let application = "kc.local/testapp:1".to_owned();
     assert_eq!(
@@ -69,7 +69,7 @@ fn another_release_is_rolled_out_without_a_failed_request() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_mesh_is_taken_away_and_put_back_without_a_failed_request() {
     let namespace = start_servers("reinstalled");
-    let load = Load::start(&namespace, "http://server/");
+    let load = LoadPod::start(&namespace, "http://server/");
     run_uninstall(&[]);
     let gone = kubectl(&["-n", "leno-system", "get", "deployment", "leno-control"]);
     assert!(!gone.status.success(), "there is still a control plane");

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::{SHORT, number_at, run_bench};
 
 #[test]
-fn what_java_parts_need_is_named_before_anything_is_measured() {
+fn requirements_of_java_parts_are_checked_before_measuring() {
     let home = tempfile::tempdir().unwrap();
     for part in [["--driver", "jmeter"], ["--app", "spring"]] {
         let mut command = leno_command();

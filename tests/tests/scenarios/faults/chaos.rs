@@ -5,10 +5,12 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{ControlPlane, Load, Proxy, eventually, free_port, signal_pid};
+use leno_tests::{
+    BackgroundLoad, ControlProgram, SidecarProgram, eventually, free_port, signal_pid,
+};
 use rustix::process::Signal;
 
-use super::{Counted, MAX_WAIT, loopback_address, wait_until_status};
+use super::{CountingApplication, MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
 fn a_dozen_seconds_of_chaos_lose_no_request() {
@@ -27,13 +29,13 @@ fn a_minute_of_chaos_loses_no_request() {
 
 /// A mesh with random failures.
 struct Chaos {
-    controls: Vec<ControlPlane>,
-    servers: Vec<Proxy>,
-    clients: Vec<Proxy>,
-    loads: Vec<Load>,
-    _applications: Vec<Counted>,
+    controls: Vec<ControlProgram>,
+    servers: Vec<SidecarProgram>,
+    clients: Vec<SidecarProgram>,
+    loads: Vec<BackgroundLoad>,
+    _applications: Vec<CountingApplication>,
     sidecars: usize,
-    chance: Chance,
+    random: ChaosRandom,
     done: BTreeSet<&'static str>,
 }
 
@@ -44,7 +46,7 @@ impl Chaos {
         let mut manifests = mesh_config("allow");
         let mut applications = Vec::new();
         for server in 0..sidecars - clients {
-            let application = Counted::start_echo();
+            let application = CountingApplication::start_echo();
             manifests.push_str(&workload_manifest(server, server % services, application.port()));
             applications.push(application);
         }
@@ -61,21 +63,23 @@ impl Chaos {
             ));
         }
         let controls =
-            ControlPlane::start_replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
-        let join = |(number, name): (usize, String)| Proxy::join(&controls[number % 3], &name, &[]);
+            ControlProgram::start_replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
+        let join = |(number, name): (usize, String)| {
+            SidecarProgram::join(&controls[number % 3], &name, &[])
+        };
         let servers = (0..sidecars - clients).map(|server| format!("shop/server-{server}"));
-        let servers: Vec<Proxy> = servers.enumerate().map(join).collect();
+        let servers: Vec<SidecarProgram> = servers.enumerate().map(join).collect();
         let names = (0..clients).map(|number| format!("shop/client{number}-1"));
-        let clients: Vec<Proxy> = names.enumerate().map(join).collect();
+        let clients: Vec<SidecarProgram> = names.enumerate().map(join).collect();
         let load = |listener: &u16| {
             let listener = loopback_address(*listener);
             wait_until_status(listener, 200);
-            Load::start_paced("GET", listener, 2, Duration::from_millis(10))
+            BackgroundLoad::start_paced("GET", listener, 2, Duration::from_millis(10))
         };
         let loads = listeners.iter().map(load).collect();
         let (_applications, done) = (applications, BTreeSet::new());
-        let chance = Chance(seed | 1);
-        Self { controls, servers, clients, loads, _applications, sidecars, chance, done }
+        let random = ChaosRandom(seed | 1);
+        Self { controls, servers, clients, loads, _applications, sidecars, random, done }
     }
 
     fn inject_failures(mut self, time: Duration) {
@@ -86,9 +90,9 @@ impl Chaos {
             // Each failure occurs once, then at random; never two at once, so that a replica is left.
             let what = match turn {
                 0..5 => turn,
-                _ => self.chance.random_below(5),
+                _ => self.random.random_below(5),
             };
-            let one = self.chance.random_below(usize::MAX);
+            let one = self.random.random_below(usize::MAX);
             writeln!(history, "{what} {one}").expect("writing to a String never fails");
             self.inject_failure(what, one);
             turn += 1;
@@ -188,9 +192,9 @@ fn service_manifest(service: usize) -> String {
 }
 
 /// Pseudo-random numbers determined by the seed (xorshift64*).
-struct Chance(u64);
+struct ChaosRandom(u64);
 
-impl Chance {
+impl ChaosRandom {
     fn random_below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Answer, Application, Mesh, Response, eventually, free_port, get};
+use leno_tests::{Response, TestAnswer, TestApplication, TestMesh, eventually, free_port, get};
 
 use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
@@ -23,24 +23,24 @@ spec:
 ";
 
 #[test]
-fn a_circuit_opens_for_a_sick_service_and_closes_when_it_is_well() {
+fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
     let (sick, asked) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (held, let_go) = std::sync::mpsc::channel::<()>();
     let let_go = std::sync::Mutex::new(let_go);
     let (output, counted) = (Arc::clone(&sick), Arc::clone(&asked));
-    let application = Application::start(move |request| {
+    let application = TestApplication::start(move |request| {
         counted.fetch_add(1, Ordering::SeqCst);
         if request.method_and_target().1 == "/wait" {
             let waits = let_go.lock().expect("nobody panicked");
             waits.recv_timeout(MAX_WAIT).expect("it is let go");
         }
         match output.load(Ordering::SeqCst) {
-            true => Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
-            false => Answer::ok("well"),
+            true => TestAnswer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
+            false => TestAnswer::ok("well"),
         }
     });
     let listener = free_port();
-    let mesh = Mesh::up(
+    let mesh = TestMesh::up(
         &[
             mesh_config("allow"),
             server_manifest("ratings", application.port(), &[]),

@@ -1,19 +1,21 @@
 //! Sidecars on separate machines: joining, and operation without the control plane.
 
-use leno_tests::{AdminPage, ControlPlane, Load, Proxy, eventually, get, leno_command};
+use leno_tests::{
+    AdminPage, BackgroundLoad, ControlProgram, SidecarProgram, eventually, get, leno_command,
+};
 
-use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
+use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
-    let shop = start_shop("deny", Counted::start_echo());
-    let mut control = ControlPlane::start(&shop.manifests, &[]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let mut control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
-    let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let mut web = Proxy::join(&control, "shop/web-1", &[]);
+    let mut ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let mut web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
 
-    let load = Load::start("GET", shop.listener, 2);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(100);
     control.kill();
     load.wait_for(500);
@@ -34,7 +36,7 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
     web.start_again();
     wait_until_status(shop.listener, 200);
 
-    let load = Load::start("GET", shop.listener, 2);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(100);
     control.start_again();
     eventually("both follow it again", MAX_WAIT, || {
@@ -56,30 +58,39 @@ fn a_control_plane_killed_under_load_fails_no_request_and_is_followed_again() {
 
 #[test]
 fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
     let token = control.issue_token("shop/ratings-1");
     let copy = token.with_extension("copy");
     std::fs::copy(&token, &copy).unwrap();
 
     // A token used for another workload is rejected and stays valid for its own.
-    let mut web =
-        Proxy::start_unready("shop/web-1", &token, &control.state_directory("shop/web-1"), &[]);
+    let mut web = SidecarProgram::start_unready(
+        "shop/web-1",
+        &token,
+        &control.state_directory("shop/web-1"),
+        &[],
+    );
     assert_rejected(&mut web, "was issued for another workload");
 
     let first = control.state_directory("shop/ratings-1");
-    let ratings = Proxy::start_unready("shop/ratings-1", &token, &first, &[]);
+    let ratings = SidecarProgram::start_unready("shop/ratings-1", &token, &first, &[]);
     ratings.wait_until_ready();
     assert!(!token.exists(), "a token is removed once it is used");
 
-    let mut second =
-        Proxy::start_unready("shop/ratings-1", &copy, &first.with_extension("second"), &[]);
+    let mut second = SidecarProgram::start_unready(
+        "shop/ratings-1",
+        &copy,
+        &first.with_extension("second"),
+        &[],
+    );
     assert_rejected(&mut second, "was used already");
     // A token of another mesh.
-    let foreign = ControlPlane::start(&shop.manifests, &[]);
+    let foreign = ControlProgram::start(&shop.manifests, &[]);
     let (token, state) = (foreign.issue_token("shop/web-1"), foreign.state_directory("shop/web-1"));
     let address = control.listen_address().to_string();
-    let mut stray = Proxy::start_unready("shop/web-1", &token, &state, &["--control", &address]);
+    let mut stray =
+        SidecarProgram::start_unready("shop/web-1", &token, &state, &["--control", &address]);
     assert_eq!(stray.program.wait_for_exit(MAX_WAIT).code(), Some(1));
     let printed = stray.program.printed_output();
     assert!(printed.contains("error: ") && printed.contains("is for another mesh"), "{printed}");
@@ -90,21 +101,21 @@ fn a_token_is_good_once_for_its_own_workload_and_is_removed_when_used() {
 
 #[test]
 fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
-    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let token = control.issue_token("shop/web-1");
     let copy = token.with_extension("copy");
     std::fs::copy(&token, &copy).unwrap();
     let state = control.state_directory("shop/web-1");
-    let mut web = Proxy::start_unready("shop/web-1", &token, &state, &[]);
+    let mut web = SidecarProgram::start_unready("shop/web-1", &token, &state, &[]);
     web.wait_until_ready();
     wait_until_status(shop.listener, 200);
     web.program.stop(MAX_WAIT);
 
     // Its certificate is lost, its configuration is not, and its token was used.
     std::fs::remove_file(state.join("credential.pem")).unwrap();
-    let mut again = Proxy::start_unready("shop/web-1", &copy, &state, &[]);
+    let mut again = SidecarProgram::start_unready("shop/web-1", &copy, &state, &[]);
     let line = again.program.wait_for_line("the control plane rejected the join", MAX_WAIT);
     assert!(line.contains("serving the last configuration"), "{line}");
     assert!(line.contains("was used already") && !line.contains("unreachable"), "{line}");
@@ -112,7 +123,7 @@ fn a_sidecar_with_a_configuration_serves_on_while_its_join_is_rejected() {
 }
 
 /// Checks that the proxy exits with an error that contains the rejection of its join once, with this reason.
-fn assert_rejected(proxy: &mut Proxy, reason: &str) {
+fn assert_rejected(proxy: &mut SidecarProgram, reason: &str) {
     let status = proxy.program.wait_for_exit(MAX_WAIT);
     assert_eq!(status.code(), Some(1));
     let printed = proxy.program.printed_output();
@@ -125,10 +136,10 @@ fn assert_rejected(proxy: &mut Proxy, reason: &str) {
 
 #[test]
 fn a_state_directory_is_for_one_proxy_at_a_time() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
-    let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
+    let mut ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
 
     let state = control.state_directory("shop/ratings-1");

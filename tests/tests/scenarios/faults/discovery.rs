@@ -4,17 +4,19 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Connection, ControlPlane, Proxy, Response, eventually, exchange_bytes};
+use leno_tests::{
+    ControlProgram, Response, SidecarProgram, TestConnection, eventually, exchange_bytes,
+};
 
-use super::{Counted, MAX_WAIT};
+use super::{CountingApplication, MAX_WAIT};
 
 #[test]
 fn a_service_is_known_from_its_first_use_until_it_is_idle_and_not_before() {
-    let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
+    let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     let control = start_control(&ratings, &details);
-    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _details = Proxy::join(&control, "shop/details-1", &[]);
-    let web = Proxy::join(&control, "shop/web-1", &["--idle-subscription", "3s"]);
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
+    let web = SidecarProgram::join(&control, "shop/web-1", &["--idle-subscription", "3s"]);
     let listener = web.page.http_proxy();
     assert_eq!(web.page.configured_services(), [""; 0], "nothing was asked for");
 
@@ -33,12 +35,12 @@ fn a_service_is_known_from_its_first_use_until_it_is_idle_and_not_before() {
 }
 
 #[test]
-fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time() {
-    let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
+fn without_a_control_plane_known_services_work_and_new_ones_fail_in_time() {
+    let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     let mut control = start_control(&ratings, &details);
-    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _details = Proxy::join(&control, "shop/details-1", &[]);
-    let web = Proxy::join(&control, "shop/web-1", &["--discovery-timeout", "500ms"]);
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
+    let web = SidecarProgram::join(&control, "shop/web-1", &["--discovery-timeout", "500ms"]);
     let listener = web.page.http_proxy();
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
     control.kill();
@@ -60,16 +62,16 @@ fn without_a_control_plane_what_was_used_goes_on_and_what_is_new_fails_in_time()
 /// Nonexistent names do not prevent subscriptions to services.
 #[test]
 fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
-    let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
+    let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     // With egress, each of these names would be a DNS query to the machine's resolver.
     let mesh = mesh_config("allow").replace("defaultPolicy", "egress: deny, defaultPolicy");
     let control = control_of(mesh, &ratings, &details);
-    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _details = Proxy::join(&control, "shop/details-1", &[]);
-    let web = Proxy::join(&control, "shop/web-1", &[]);
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
+    let web = SidecarProgram::join(&control, "shop/web-1", &[]);
     let listener = web.page.http_proxy();
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
-    let mut unknown = Connection::open(listener).unwrap();
+    let mut unknown = TestConnection::open(listener).unwrap();
     for index in 0..4200 {
         let name = format!("nobody-{index}.shop");
         unknown.send(format!("GET http://{name}/ HTTP/1.1\r\nhost: {name}\r\n\r\n")).unwrap();
@@ -92,18 +94,22 @@ fn thousands_of_unknown_names_leave_room_for_a_new_service_and_are_a_notice() {
     assert!(status.0.contains("leno_table_evictions_total"), "{}", status.0);
 }
 
-fn start_control(ratings: &Counted, details: &Counted) -> ControlPlane {
+fn start_control(ratings: &CountingApplication, details: &CountingApplication) -> ControlProgram {
     control_of(mesh_config("allow"), ratings, details)
 }
 
-fn control_of(mesh: String, ratings: &Counted, details: &Counted) -> ControlPlane {
+fn control_of(
+    mesh: String,
+    ratings: &CountingApplication,
+    details: &CountingApplication,
+) -> ControlProgram {
     let manifests = [
         mesh,
         server_manifest("ratings", ratings.port(), &[]),
         server_manifest("details", details.port(), &[]),
         client_manifest("web", &[], &[]),
     ];
-    ControlPlane::start(&manifests.concat(), &[])
+    ControlProgram::start(&manifests.concat(), &[])
 }
 
 /// Sends a request to a service through the HTTP proxy listener.

@@ -5,17 +5,17 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
-use leno_tests::{ControlPlane, Mesh, Proxy, Response, eventually, get};
+use leno_tests::{ControlProgram, Response, SidecarProgram, TestMesh, eventually, get};
 use rustix::process::Signal;
 
-use super::{Counted, MAX_WAIT, Shop, start_shop, wait_until_status};
+use super::{CountingApplication, MAX_WAIT, Shop, start_shop, wait_until_status};
 
 #[test]
-fn a_sidecar_reported_to_stop_finishes_the_response_under_way_and_takes_no_connection() {
+fn a_stopping_sidecar_completes_responses_and_accepts_no_connection() {
     let (shop, release) = slow_shop();
-    let control = ControlPlane::start(&shop.manifests, &[]);
-    let mut ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let control = ControlProgram::start(&shop.manifests, &[]);
+    let mut ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
 
@@ -28,9 +28,9 @@ fn a_sidecar_reported_to_stop_finishes_the_response_under_way_and_takes_no_conne
 }
 
 #[test]
-fn a_mesh_reported_to_stop_finishes_the_response_under_way_and_ends_well() {
+fn a_stopping_mesh_completes_responses_and_exits_successfully() {
     let (shop, release) = slow_shop();
-    let mut mesh = Mesh::up(&shop.manifests);
+    let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
 
     let under_way = begin_request(&shop);
@@ -45,7 +45,7 @@ fn a_mesh_reported_to_stop_finishes_the_response_under_way_and_ends_well() {
 pub(super) fn slow_shop() -> (Shop, Sender<()>) {
     let (release, released) = channel();
     let released = Mutex::new(released);
-    let application = Counted::start(move |path| {
+    let application = CountingApplication::start(move |path| {
         if path == "/slow" {
             let released = released.lock().expect("no thread has panicked with it");
             released.recv().expect("the test gives its word");

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{
-    Load, Mesh, Outcome, child_processes, eventually, exchange_bytes, free_port, get, signal_pid,
+    BackgroundLoad, LoadOutcome, TestMesh, child_processes, eventually, exchange_bytes, free_port,
+    get, signal_pid,
 };
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Counted, MAX_WAIT, connected_sidecar, loopback_address};
+use super::{CountingApplication, MAX_WAIT, connected_sidecar, loopback_address};
 
 #[test]
 fn when_an_application_dies_every_get_is_answered_and_no_post_is_executed_twice() {
@@ -32,7 +33,7 @@ fn when_a_sidecar_dies_every_get_is_answered_and_no_post_is_executed_twice() {
 }
 
 #[test]
-fn when_a_sidecar_is_reported_to_stop_no_request_is_lost_whatever_its_method() {
+fn when_a_sidecar_stops_no_request_is_lost() {
     let shop = Shop::start_shop();
     let (gets, posts) = shop.start_loads();
     gets.wait_for(100);
@@ -75,7 +76,7 @@ fn when_a_sidecar_is_silent_its_requests_move_on_and_no_others_go_there() {
 #[test]
 fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
     let (port, taken) = start_breaker();
-    let healthy = Counted::start_echo();
+    let healthy = CountingApplication::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
@@ -85,7 +86,7 @@ fn when_an_application_breaks_off_a_get_moves_on_and_a_post_is_not_repeated() {
         workload_manifest("2", healthy.port()),
         client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
-    let _mesh = Mesh::up(&manifests.concat());
+    let _mesh = TestMesh::up(&manifests.concat());
     let mut failed = 0;
     for id in 0..40 {
         let response = get(loopback_address(listener), &format!("/{id}")).unwrap();
@@ -146,7 +147,7 @@ const KILLS_MAX: usize = 10;
 
 /// A service of two workloads that record the requests they execute.
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
     stores: [PathBuf; 2],
     _scratch: TempDir,
@@ -162,7 +163,7 @@ impl Shop {
             manifests.push(application_manifest(number, store));
         }
         manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
-        let mesh = Mesh::up(&manifests.concat());
+        let mesh = TestMesh::up(&manifests.concat());
         let shop = Self { mesh, listener: loopback_address(listener), stores, _scratch: scratch };
         eventually("both applications answer", MAX_WAIT, || {
             let answered = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
@@ -172,12 +173,15 @@ impl Shop {
         shop
     }
 
-    fn start_loads(&self) -> (Load, Load) {
-        (Load::start("GET", self.listener, 3), Load::start("POST", self.listener, 3))
+    fn start_loads(&self) -> (BackgroundLoad, BackgroundLoad) {
+        (
+            BackgroundLoad::start("GET", self.listener, 3),
+            BackgroundLoad::start("POST", self.listener, 3),
+        )
     }
 
     /// Waits until the first workload serves requests again after its failure.
-    fn wait_for_the_first(&self, load: &Load) {
+    fn wait_for_the_first(&self, load: &BackgroundLoad) {
         let before = store_entries(&self.stores[0]).len();
         let serves = || (store_entries(&self.stores[0]).len() > before).then_some(());
         eventually("the first workload is back", MAX_WAIT, serves);
@@ -185,7 +189,7 @@ impl Shop {
     }
 
     /// Asserts that each successful POST was executed once, and each failed one at most once.
-    fn assert_executed_once(&self, posts: &Outcome) {
+    fn assert_executed_once(&self, posts: &LoadOutcome) {
         let mut executed: BTreeMap<String, usize> = BTreeMap::new();
         for entry in self.stores.iter().flat_map(|store| store_entries(store)) {
             *executed.entry(entry).or_default() += 1;

@@ -5,23 +5,25 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use leno_tests::{ControlPlane, Load, Proxy, eventually};
+use leno_tests::{BackgroundLoad, ControlProgram, SidecarProgram, eventually};
 
-use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
+use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn flipped_bytes_end_a_stream_and_nothing_else() {
-    let shop = start_shop("deny", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let relay = Relay::start(control.listen_address());
     let through = relay.address.to_string();
-    let ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--control", &through]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
-    let load = Load::start("GET", shop.listener, 2);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     let connects = || ratings.page.metric_value("leno_control_connects_total");
-    for (way, methods) in [(Way::TO_SIDECAR, "[GET, HEAD]"), (Way::TO_CONTROL, "[GET, PUT]")] {
+    for (way, methods) in
+        [(RelayTreatment::TO_SIDECAR, "[GET, HEAD]"), (RelayTreatment::TO_CONTROL, "[GET, PUT]")]
+    {
         let before = connects();
         relay.flip_bit(way);
         // Traffic is required before any byte of it can be flipped.
@@ -38,17 +40,17 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
 }
 
 #[test]
-fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
+fn a_sidecar_with_a_silent_control_plane_continues_to_serve() {
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
     let relay = Relay::start(control.listen_address());
     let through = relay.address.to_string();
-    let _ratings = Proxy::join(&control, "shop/ratings-1", &["--control", &through]);
-    let _web = Proxy::join(&control, "shop/web-1", &["--control", &through]);
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--control", &through]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &["--control", &through]);
     wait_until_status(shop.listener, 200);
     // Half-open: both ends have a connection, and no bytes get through.
-    relay.set_mood(Way::MUTE);
-    let load = Load::start("GET", shop.listener, 2);
+    relay.set_mood(RelayTreatment::MUTE);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(200);
     load.finish_load().assert_whole();
 }
@@ -56,13 +58,13 @@ fn a_sidecar_whose_control_plane_says_nothing_any_more_serves_on() {
 /// A relay between a sidecar and its control plane.
 struct Relay {
     address: SocketAddr,
-    mood: Arc<AtomicU8>,
+    mode: Arc<AtomicU8>,
 }
 
 /// The treatment of the next bytes.
-struct Way;
+struct RelayTreatment;
 
-impl Way {
+impl RelayTreatment {
     const NONE: u8 = 0;
     const TO_SIDECAR: u8 = 1;
     const TO_CONTROL: u8 = 2;
@@ -73,22 +75,23 @@ impl Relay {
     fn start(to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let mood = Arc::new(AtomicU8::new(Way::NONE));
-        let shared = Arc::clone(&mood);
+        let mode = Arc::new(AtomicU8::new(RelayTreatment::NONE));
+        let shared = Arc::clone(&mode);
         std::thread::spawn(move || {
             for sidecar in listener.incoming().map_while(Result::ok) {
                 let Ok(control) = TcpStream::connect(to) else { continue };
-                for (from, into, way) in
-                    [(&control, &sidecar, Way::TO_SIDECAR), (&sidecar, &control, Way::TO_CONTROL)]
-                {
+                for (from, into, way) in [
+                    (&control, &sidecar, RelayTreatment::TO_SIDECAR),
+                    (&sidecar, &control, RelayTreatment::TO_CONTROL),
+                ] {
                     let clones = (from.try_clone(), into.try_clone());
                     let (Ok(from), Ok(into)) = clones else { continue };
-                    let mood = Arc::clone(&shared);
-                    std::thread::spawn(move || relay_bytes(from, into, way, &mood));
+                    let mode = Arc::clone(&shared);
+                    std::thread::spawn(move || relay_bytes(from, into, way, &mode));
                 }
             }
         });
-        Self { address, mood }
+        Self { address, mode }
     }
 
     /// Flips a bit of the next bytes in this direction.
@@ -96,19 +99,22 @@ impl Relay {
         self.set_mood(way);
     }
 
-    fn set_mood(&self, mood: u8) {
-        self.mood.store(mood, Ordering::SeqCst);
+    fn set_mood(&self, mode: u8) {
+        self.mode.store(mode, Ordering::SeqCst);
     }
 }
 
-fn relay_bytes(mut from: TcpStream, mut into: TcpStream, way: u8, mood: &AtomicU8) {
+fn relay_bytes(mut from: TcpStream, mut into: TcpStream, way: u8, mode: &AtomicU8) {
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let bytes = &mut buffer[..read];
-        if mood.compare_exchange(way, Way::NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        if mode
+            .compare_exchange(way, RelayTreatment::NONE, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+        {
             bytes[read / 2] ^= 0x10;
         }
-        if mood.load(Ordering::SeqCst) != Way::MUTE && into.write_all(bytes).is_err() {
+        if mode.load(Ordering::SeqCst) != RelayTreatment::MUTE && into.write_all(bytes).is_err() {
             break;
         }
     }

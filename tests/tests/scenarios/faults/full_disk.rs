@@ -5,11 +5,14 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use leno_tests::{ControlPlane, Load, Program, Proxy, eventually, get, is_root, leno_command};
+use leno_tests::{
+    BackgroundLoad, ControlProgram, SidecarProgram, TestProgram, eventually, get, is_root,
+    leno_command,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
+use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
@@ -19,17 +22,21 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("deny", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
     control.write("policy.yaml", ALLOWED);
     let token = control.issue_token("shop/ratings-1");
-    let ratings =
-        Proxy::start_unready("shop/ratings-1", &token, &disk.mount_path().join("state"), &[]);
+    let ratings = SidecarProgram::start_unready(
+        "shop/ratings-1",
+        &token,
+        &disk.mount_path().join("state"),
+        &[],
+    );
     ratings.wait_until_ready();
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
 
-    let load = Load::start("GET", shop.listener, 2);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     disk.fill_disk();
     let renewed = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
@@ -47,20 +54,20 @@ fn a_sidecar_whose_disk_is_full_serves_renews_and_follows_on() {
 
 #[test]
 #[allow(clippy::print_stderr, reason = "who reads the output must see what was not tested")]
-fn a_control_plane_whose_disk_is_full_tells_of_changes_and_renews() {
+fn a_control_plane_with_a_full_disk_publishes_changes_and_renews_certificates() {
     let Some(disk) = SmallDisk::mount_disk() else {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("deny", Counted::start_echo());
+    let shop = start_shop("deny", CountingApplication::start_echo());
     let arguments = ["--certificate-lifetime", "8s"];
-    let mut control = ControlPlane::start_on(&disk.mount_path(), &shop.manifests, &arguments);
+    let mut control = ControlProgram::start_on(&disk.mount_path(), &shop.manifests, &arguments);
     control.write("policy.yaml", ALLOWED);
-    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
 
-    let load = Load::start("GET", shop.listener, 2);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     disk.fill_disk();
     let renewed = || ratings.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
     let before = renewed();
@@ -87,14 +94,14 @@ fn state_is_whole_again_when_the_disk_has_room() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("deny", Counted::start_echo());
-    let mut control = ControlPlane::start_on(&disk.mount_path(), &shop.manifests, &[]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let mut control = ControlProgram::start_on(&disk.mount_path(), &shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let token = control.issue_token("shop/ratings-1");
     let state = disk.mount_path().join("state");
-    let mut ratings = Proxy::start_unready("shop/ratings-1", &token, &state, &[]);
+    let mut ratings = SidecarProgram::start_unready("shop/ratings-1", &token, &state, &[]);
     ratings.wait_until_ready();
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
 
     disk.fill_disk();
@@ -128,8 +135,8 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
         eprintln!("skipped: a full disk needs root and mount");
         return;
     };
-    let shop = start_shop("deny", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
     let log = disk.mount_path().join("access.log");
     let token = control.issue_token("shop/ratings-1");
@@ -138,8 +145,8 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
     command.arg(leno_command().get_program()).args(["proxy", "--workload", "shop/ratings-1"]);
     command.arg("--state").arg(control.state_directory("shop/ratings-1"));
     command.arg("--token-file").arg(token).args(["--access-log", "json"]);
-    let _ratings = Program::start("leno proxy into a file", &mut command);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let _ratings = TestProgram::start("leno proxy into a file", &mut command);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let send = |name: &str| {
         for number in 0..20 {
@@ -176,11 +183,11 @@ fn an_access_log_on_a_full_disk_costs_lines_and_no_request() {
 
 #[test]
 fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
-    let shop = start_shop("deny", Counted::start_echo());
-    let mut control = ControlPlane::start(&shop.manifests, &[]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let mut control = ControlProgram::start(&shop.manifests, &[]);
     control.write("policy.yaml", ALLOWED);
-    let _ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let mut web = Proxy::join(&control, "shop/web-1", &[]);
+    let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let mut web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let root = control.data_directory().join("authority/ca.pem");
     let before = std::fs::read(&root).unwrap();
@@ -201,7 +208,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
     // Tokens can be issued and used, and members of this control plane trust the next one.
     web.kill();
     std::fs::remove_dir_all(control.state_directory("shop/web-1")).unwrap();
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     control.kill();
     control.start_again();
     wait_for_status(&control, "all sidecars are back", |is_healthy, text| {
@@ -211,7 +218,7 @@ fn a_data_directory_that_is_removed_is_made_again_with_the_same_authority() {
 }
 
 /// Waits until `leno status` satisfies `is_so`, called with the success of its exit code and its output.
-fn wait_for_status(control: &ControlPlane, what: &str, is_so: impl Fn(bool, &str) -> bool) {
+fn wait_for_status(control: &ControlProgram, what: &str, is_so: impl Fn(bool, &str) -> bool) {
     eventually(what, MAX_WAIT, || {
         let output = control.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -6,18 +6,20 @@ use std::path::Path;
 use std::process::Command;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{AdminPage, Connection, ControlPlane, Proxy, eventually, free_port, get};
+use leno_tests::{
+    AdminPage, ControlProgram, SidecarProgram, TestConnection, eventually, free_port, get,
+};
 
-use super::{Counted, MAX_WAIT, loopback_address, start_shop, wait_until_status};
+use super::{CountingApplication, MAX_WAIT, loopback_address, start_shop, wait_until_status};
 
 #[test]
 fn only_members_get_through_the_inbound_port_and_others_are_counted() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
-    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let web = Proxy::join(&control, "shop/web-1", &[]);
-    let foreign = ControlPlane::start(&shop.manifests, &[]);
-    let external_client = Proxy::start_unready(
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let web = SidecarProgram::join(&control, "shop/web-1", &[]);
+    let foreign = ControlProgram::start(&shop.manifests, &[]);
+    let external_client = SidecarProgram::start_unready(
         "shop/web-1",
         &foreign.issue_token("shop/web-1"),
         &foreign.state_directory("shop/web-1"),
@@ -30,7 +32,7 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
     let (page, served) = (ratings.page, shop.ratings.received_requests());
 
-    let mut plain = Connection::open(inbound).unwrap();
+    let mut plain = TestConnection::open(inbound).unwrap();
     plain.send("GET / HTTP/1.1\r\nhost: ratings\r\n\r\n").unwrap();
     assert_eq!(plain.read_to_end().unwrap_err().kind(), ErrorKind::ConnectionReset);
     wait_for_rejection(page, "plaintext-rejected");
@@ -57,10 +59,10 @@ fn only_members_get_through_the_inbound_port_and_others_are_counted() {
 
 #[test]
 fn a_certificate_that_has_expired_is_refused() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "3s"]);
-    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let mut web = Proxy::join(&control, "shop/web-1", &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &["--certificate-lifetime", "3s"]);
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let mut web = SidecarProgram::join(&control, "shop/web-1", &[]);
     let inbound = ratings.page.inbound_listener(shop.ratings.port());
     // It does not renew its certificate any more, and the last one expires.
     web.kill();
@@ -72,7 +74,7 @@ fn a_certificate_that_has_expired_is_refused() {
 
 #[test]
 fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
-    let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
+    let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
@@ -80,10 +82,10 @@ fn the_right_root_but_the_wrong_service_is_refused_by_the_client() {
         server_manifest("details", details.port(), &[]),
         client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
-    let mut control = ControlPlane::start(&manifests.concat(), &[]);
-    let mut of_ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let mut of_details = Proxy::join(&control, "shop/details-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let mut control = ControlProgram::start(&manifests.concat(), &[]);
+    let mut of_ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let mut of_details = SidecarProgram::join(&control, "shop/details-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(loopback_address(listener), 200);
     let served = details.received_requests();
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{Answer, Application, Mesh, eventually, free_port, get};
+use leno_tests::{TestAnswer, TestApplication, TestMesh, eventually, free_port, get};
 
 use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
@@ -30,45 +30,49 @@ spec:
 const WELL: &[u8] = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nwell";
 
 /// An instance that is unhealthy on demand and counts its requests.
-struct Instance {
-    application: Application,
-    sick: Arc<AtomicBool>,
-    taken: Arc<AtomicUsize>,
+struct UnhealthyInstance {
+    application: TestApplication,
+    unhealthy: Arc<AtomicBool>,
+    requests: Arc<AtomicUsize>,
 }
 
-impl Instance {
+impl UnhealthyInstance {
     /// Starts an instance with this response while it is unhealthy.
-    fn start(sickly: impl Fn() -> Answer + Send + Sync + 'static) -> Self {
-        let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
-        let application = Application::start(move |_| {
+    fn start(sickly: impl Fn() -> TestAnswer + Send + Sync + 'static) -> Self {
+        let (unhealthy, requests) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (output, counted) = (Arc::clone(&unhealthy), Arc::clone(&requests));
+        let application = TestApplication::start(move |_| {
             counted.fetch_add(1, Ordering::SeqCst);
             match output.load(Ordering::SeqCst) {
                 true => sickly(),
-                false => Answer::Bytes(WELL.to_vec()),
+                false => TestAnswer::Bytes(WELL.to_vec()),
             }
         });
-        Self { application, sick, taken }
+        Self { application, unhealthy, requests }
     }
 
     /// Starts an instance that reports its health at `/healthz`, which is not counted, and serves all other
     /// requests.
     fn start_checked() -> Self {
-        let (sick, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (output, counted) = (Arc::clone(&sick), Arc::clone(&taken));
-        let application = Application::start(move |request| {
+        let (unhealthy, requests) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (output, counted) = (Arc::clone(&unhealthy), Arc::clone(&requests));
+        let application = TestApplication::start(move |request| {
             let is_check = request.method_and_target() == ("GET", "/healthz");
             counted.fetch_add(usize::from(!is_check), Ordering::SeqCst);
             match is_check && output.load(Ordering::SeqCst) {
-                true => Answer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec()),
-                false => Answer::ok("well"),
+                true => {
+                    TestAnswer::Bytes(b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec())
+                }
+                false => TestAnswer::ok("well"),
             }
         });
-        Self { application, sick, taken }
+        Self { application, unhealthy, requests }
     }
 
     fn received_requests(&self) -> usize {
-        self.taken.load(Ordering::SeqCst)
+        self.requests.load(Ordering::SeqCst)
     }
 }
 
@@ -110,7 +114,7 @@ spec:
   rules: [{match: {path: {prefix: /}}, marks: [{percent: 60, headers: {x-lane: gray}}]}]
 ";
 
-fn ejected_endpoints(mesh: &Mesh) -> Vec<String> {
+fn ejected_endpoints(mesh: &TestMesh) -> Vec<String> {
     let all = mesh.get_json("ejected");
     let of_web = all.as_array().into_iter().flatten().find(|one| one["workload"] == "shop/web-1");
     let list = of_web.and_then(|one| one["ejected"].as_array()).expect("web tells").clone();
@@ -119,7 +123,7 @@ fn ejected_endpoints(mesh: &Mesh) -> Vec<String> {
 
 #[test]
 fn an_instance_that_answers_500_is_ejected_within_two_windows_and_returns() {
-    let sickly = || Answer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
+    let sickly = || TestAnswer::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
     is_ejected_and_returns(sickly, POLICY);
 }
 
@@ -138,26 +142,26 @@ spec:
   - timeouts: {backendRequest: 100ms}
     backendRefs: [{name: ratings, port: 9080}]
 ";
-    is_ejected_and_returns(|| Answer::Silence, &(policy + route));
+    is_ejected_and_returns(|| TestAnswer::Silence, &(policy + route));
 }
 
 #[test]
 fn an_instance_that_breaks_off_is_ejected_within_two_windows_and_returns() {
     let policy = POLICY.replace("[connect, reset, 5xx]", "[reset]");
-    is_ejected_and_returns(|| Answer::HangUp, &policy);
+    is_ejected_and_returns(|| TestAnswer::HangUp, &policy);
 }
 
 /// Makes one of three instances fail with this response. Before its ejection at most its share of requests
 /// fails, afterwards only probes; and two of the three always stay.
-fn is_ejected_and_returns(sickly: fn() -> Answer, policies: &str) {
-    let instances = [(); 3].map(|()| Instance::start(sickly));
+fn is_ejected_and_returns(sickly: fn() -> TestAnswer, policies: &str) {
+    let instances = [(); 3].map(|()| UnhealthyInstance::start(sickly));
     let listener = free_port();
     let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policies.to_owned()];
     for (index, instance) in instances.iter().enumerate() {
         manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     let fails = || get(listener, "/").expect("the listener responds").status != 200;
     eventually("all three answer", MAX_WAIT, || {
@@ -165,7 +169,7 @@ fn is_ejected_and_returns(sickly: fn() -> Answer, policies: &str) {
         instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
 
-    instances[0].sick.store(true, Ordering::SeqCst);
+    instances[0].unhealthy.store(true, Ordering::SeqCst);
     let mut first_failure = None;
     let (mut asked, mut failed) = (0, 0);
     eventually("it is ejected", MAX_WAIT, || {
@@ -197,22 +201,22 @@ fn is_ejected_and_returns(sickly: fn() -> Answer, policies: &str) {
     assert!(failed <= 3 && failed * 10 <= asked, "{failed} of {asked}");
 
     // Two are unhealthy now: only one may be ejected, because two must stay.
-    instances[1].sick.store(true, Ordering::SeqCst);
+    instances[1].unhealthy.store(true, Ordering::SeqCst);
     let both_since = Instant::now();
     while both_since.elapsed() < 2 * WINDOW {
         fails();
         assert!(ejected_endpoints(&mesh).len() <= 1);
     }
 
-    instances[0].sick.store(false, Ordering::SeqCst);
-    instances[1].sick.store(false, Ordering::SeqCst);
+    instances[0].unhealthy.store(false, Ordering::SeqCst);
+    instances[1].unhealthy.store(false, Ordering::SeqCst);
     eventually("all are back", MAX_WAIT, || {
         fails();
         let ejected = ejected_endpoints(&mesh);
         assert!(ejected.len() <= 1, "{ejected:?}");
         ejected.is_empty().then_some(())
     });
-    let before = instances.each_ref().map(Instance::received_requests);
+    let before = instances.each_ref().map(UnhealthyInstance::received_requests);
     eventually("each takes its share", MAX_WAIT, || {
         assert!(!fails());
         let all = instances
@@ -228,8 +232,12 @@ fn is_ejected_and_returns(sickly: fn() -> Answer, policies: &str) {
 
 #[test]
 fn an_instance_that_refuses_connections_is_ejected_and_costs_no_request() {
-    let well = || Answer::Bytes(WELL.to_vec());
-    let mut instances = vec![Instance::start(well), Instance::start(well), Instance::start(well)];
+    let well = || TestAnswer::Bytes(WELL.to_vec());
+    let mut instances = vec![
+        UnhealthyInstance::start(well),
+        UnhealthyInstance::start(well),
+        UnhealthyInstance::start(well),
+    ];
     let listener = free_port();
     // While connecting fails, the endpoint is also skipped for short times: there are few attempts.
     let policy =
@@ -239,7 +247,7 @@ fn an_instance_that_refuses_connections_is_ejected_and_costs_no_request() {
         manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     eventually("all three answer", MAX_WAIT, || {
         assert_eq!(get(listener, "/").expect("the listener responds").status, 200);
@@ -260,7 +268,7 @@ const SLACK: Duration = Duration::from_secs(3);
 
 #[test]
 fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
-    let instances = [(); 3].map(|()| Instance::start_checked());
+    let instances = [(); 3].map(|()| UnhealthyInstance::start_checked());
     let listener = free_port();
     let policy = POLICY.replace(
         "failureRate: {percent: 50, minimumRequests: 5}",
@@ -271,12 +279,12 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
         manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     let ask = || get(listener, "/").expect("the listener responds").status;
     eventually("the listener responds", MAX_WAIT, || (ask() == 200).then_some(()));
 
-    instances[0].sick.store(true, Ordering::SeqCst);
+    instances[0].unhealthy.store(true, Ordering::SeqCst);
     eventually("it is ejected though nobody asks", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
@@ -286,7 +294,7 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
     }
     assert_eq!(instances[0].received_requests(), before, "no request goes there");
 
-    instances[0].sick.store(false, Ordering::SeqCst);
+    instances[0].unhealthy.store(false, Ordering::SeqCst);
     eventually("it is back though nobody asks", MAX_WAIT, || {
         ejected_endpoints(&mesh).is_empty().then_some(())
     });
@@ -300,8 +308,8 @@ fn an_instance_whose_health_checks_fail_is_out_before_a_request_meets_it() {
 }
 
 #[test]
-fn explain_tells_what_the_sidecar_of_the_running_mesh_has_ejected() {
-    let instances = [(); 3].map(|()| Instance::start_checked());
+fn explain_shows_ejected_endpoints_of_the_running_mesh() {
+    let instances = [(); 3].map(|()| UnhealthyInstance::start_checked());
     let listener = free_port();
     let policy = POLICY.replace(
         "failureRate: {percent: 50, minimumRequests: 5}",
@@ -312,12 +320,12 @@ fn explain_tells_what_the_sidecar_of_the_running_mesh_has_ejected() {
         manifests.push(workload_manifest(index + 1, instance.application.port()));
     }
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     eventually("the listener responds", MAX_WAIT, || {
         (get(listener, "/").expect("the listener responds").status == 200).then_some(())
     });
-    instances[0].sick.store(true, Ordering::SeqCst);
+    instances[0].unhealthy.store(true, Ordering::SeqCst);
     eventually("it is ejected", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use leno_tests::{ControlPlane, Load, Mesh, Proxy, eventually};
+use leno_tests::{BackgroundLoad, ControlProgram, SidecarProgram, TestMesh, eventually};
 
-use super::{Counted, MAX_WAIT, connected_sidecar, start_shop, wait_until_status};
+use super::{CountingApplication, MAX_WAIT, connected_sidecar, start_shop, wait_until_status};
 
 #[test]
 fn certificates_are_renewed_under_load_without_a_failed_request() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let mesh = Mesh::up_with(&shop.manifests, &["--certificate-lifetime", "10s"]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let mesh = TestMesh::up_with(&shop.manifests, &["--certificate-lifetime", "10s"]);
     wait_until_status(shop.listener, 200);
-    let load = Load::start("GET", shop.listener, 2);
+    let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(10);
     for _ in 0..2 {
         let before = certificate_expiries(&mesh);
@@ -32,11 +32,11 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
 }
 
 #[test]
-fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_reported_to() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let mut control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
-    let mut ratings = Proxy::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
-    let web = Proxy::join(&control, "shop/web-1", &[]);
+fn a_sidecar_with_an_expired_certificate_exits_if_configured() {
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let mut control = ControlProgram::start(&shop.manifests, &["--certificate-lifetime", "8s"]);
+    let mut ratings = SidecarProgram::join(&control, "shop/ratings-1", &["--on-expiry", "fail"]);
+    let web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     control.kill();
     ratings.program.wait_for_line("this sidecar exits because of --on-expiry fail", MAX_WAIT);
@@ -48,7 +48,7 @@ fn a_sidecar_whose_certificate_nobody_renews_ends_when_it_was_reported_to() {
 }
 
 /// Returns the expiry times of the certificates known to the control plane, ordered by workload.
-fn certificate_expiries(mesh: &Mesh) -> Vec<u64> {
+fn certificate_expiries(mesh: &TestMesh) -> Vec<u64> {
     let certificates = mesh.get_json("certificates");
     let certificates = certificates.as_array().into_iter().flatten();
     certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()

@@ -2,18 +2,18 @@
 
 use std::path::Path;
 
-use leno_tests::{ControlPlane, Load, Proxy, eventually};
+use leno_tests::{BackgroundLoad, ControlProgram, SidecarProgram, eventually};
 
-use super::{ALLOWED, Counted, MAX_WAIT, start_shop, wait_until_status};
+use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn a_replica_killed_under_load_loses_no_request_and_no_change() {
-    let shop = start_shop("deny", Counted::start_echo());
-    let mut controls = ControlPlane::start_replicas(3, &shop.manifests, &[]);
+    let shop = start_shop("deny", CountingApplication::start_echo());
+    let mut controls = ControlProgram::start_replicas(3, &shop.manifests, &[]);
     controls[0].write("policy.yaml", ALLOWED);
     // A token of one control plane is valid for all, and contains all addresses.
-    let _ratings = Proxy::join(&controls[1], "shop/ratings-1", &[]);
-    let _web = Proxy::join(&controls[2], "shop/web-1", &[]);
+    let _ratings = SidecarProgram::join(&controls[1], "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&controls[2], "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     for control in &controls {
         // Each knows both sidecars, whichever it serves.
@@ -21,7 +21,7 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
     }
 
     for turn in 0..controls.len() {
-        let load = Load::start("GET", shop.listener, 2);
+        let load = BackgroundLoad::start("GET", shop.listener, 2);
         load.wait_for(50);
         controls[turn].kill();
         load.wait_for(50);
@@ -32,7 +32,7 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
         wait_until_status(shop.listener, 403);
         controls[left].write("policy.yaml", ALLOWED);
         wait_until_status(shop.listener, 200);
-        let load = Load::start("GET", shop.listener, 2);
+        let load = BackgroundLoad::start("GET", shop.listener, 2);
         controls[turn].start_again();
         wait_for_count(&controls[turn], 2);
         load.wait_for(50);
@@ -42,8 +42,8 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
 
 #[test]
 fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let mut controls = ControlPlane::start_replicas(2, &shop.manifests, &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let mut controls = ControlProgram::start_replicas(2, &shop.manifests, &[]);
     let token = controls[0].issue_token("shop/ratings-1");
     let copy = token.with_extension("copy");
     std::fs::copy(&token, &copy).unwrap();
@@ -54,20 +54,20 @@ fn a_token_file_names_every_control_plane_and_is_used_up_at_any() {
     // The issuing control plane is gone; the other one accepts its token once.
     controls[0].kill();
     let state = controls[1].state_directory("shop/ratings-1");
-    let ratings = Proxy::start_unready("shop/ratings-1", &token, &state, &[]);
+    let ratings = SidecarProgram::start_unready("shop/ratings-1", &token, &state, &[]);
     ratings.wait_until_ready();
     assert_token_rejected(&controls, &copy, &state.with_extension("second"));
 }
 
 /// Checks that a used token is rejected.
-fn assert_token_rejected(controls: &[ControlPlane], token: &Path, state: &Path) {
-    let second = Proxy::start_unready("shop/ratings-1", token, state, &[]);
+fn assert_token_rejected(controls: &[ControlProgram], token: &Path, state: &Path) {
+    let second = SidecarProgram::start_unready("shop/ratings-1", token, state, &[]);
     second.program.wait_for_line("was used already", MAX_WAIT);
     wait_for_count(&controls[1], 1);
 }
 
 /// Waits until a control plane knows this number of sidecars, its own and those of others.
-fn wait_for_count(control: &ControlPlane, registered: u64) {
+fn wait_for_count(control: &ControlProgram, registered: u64) {
     let what = format!("{} knows {registered} sidecars", control.listen_address());
     eventually(&what, MAX_WAIT, || {
         let status = control.get_json("status");

@@ -1,15 +1,15 @@
 //! Revocation of an account or a workload: its members are rejected immediately, on open connections as well.
 
-use leno_tests::{AdminPage, ControlPlane, Proxy, eventually};
+use leno_tests::{AdminPage, ControlProgram, SidecarProgram, eventually};
 
-use super::{Counted, MAX_WAIT, start_shop, wait_until_status};
+use super::{CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &[]);
-    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &[]);
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let (requests, cut) = (
         shop.ratings.received_requests(),
@@ -33,7 +33,8 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
         AdminPage::for_workload(&control.get_json("proxies"), "shop/web-1").is_none().then_some(())
     });
     let token = control.issue_token("shop/web-1");
-    let again = Proxy::start_unready("shop/web-1", &token, &control.state_directory("again"), &[]);
+    let again =
+        SidecarProgram::start_unready("shop/web-1", &token, &control.state_directory("again"), &[]);
     again.program.wait_for_line("its Workload does not exist", MAX_WAIT);
     drop(again);
 
@@ -44,10 +45,10 @@ fn members_of_a_revoked_account_are_cut_off_where_they_are_connected() {
 
 #[test]
 fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plane() {
-    let shop = start_shop("allow", Counted::start_echo());
-    let mut control = ControlPlane::start(&shop.manifests, &[]);
-    let ratings = Proxy::join(&control, "shop/ratings-1", &[]);
-    let _web = Proxy::join(&control, "shop/web-1", &[]);
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let mut control = ControlProgram::start(&shop.manifests, &[]);
+    let ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
     let cut = "leno_connections_rejected_total{reason=\"revoked-peer\"}";
 
@@ -58,7 +59,7 @@ fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plan
         (ratings.page.metric_value(cut) >= 1.0).then_some(())
     });
     assert_ne!(leno_tests::get(shop.listener, "/").unwrap().status, 200);
-    let is_gone = |control: &ControlPlane| {
+    let is_gone = |control: &ControlProgram| {
         AdminPage::for_workload(&control.get_json("proxies"), "shop/web-1").is_none().then_some(())
     };
     eventually("web is with the control plane no more", MAX_WAIT, || is_gone(&control));
@@ -68,7 +69,7 @@ fn a_revoked_workload_is_cut_off_and_stays_so_over_a_restart_of_the_control_plan
         AdminPage::for_workload(&control.get_json("proxies"), "shop/ratings-1").map(drop)
     });
     is_gone(&control).unwrap();
-    let again = Proxy::start_unready(
+    let again = SidecarProgram::start_unready(
         "shop/web-1",
         &control.issue_token("shop/web-1"),
         &control.state_directory("again"),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use leno_tests::{ControlPlane, Load, Proxy, eventually};
+use leno_tests::{BackgroundLoad, ControlProgram, SidecarProgram, eventually};
 use serde_json::Value;
 
-use super::{Counted, start_shop, wait_until_status};
+use super::{CountingApplication, start_shop, wait_until_status};
 
 #[test]
 fn a_root_is_replaced_in_stages_under_load_without_a_failed_request() {
@@ -30,13 +30,14 @@ fn a_root_is_replaced_while_certificates_of_five_minutes_are_renewed_in_every_st
 }
 
 /// Rotates a root under load; `rest` waits in each stage.
-fn rotate_root(lifetime: &str, rest: impl Fn(&[Proxy])) {
-    let shop = start_shop("allow", Counted::start_echo());
-    let control = ControlPlane::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
-    let sidecars = ["shop/ratings-1", "shop/web-1"].map(|name| Proxy::join(&control, name, &[]));
+fn rotate_root(lifetime: &str, rest: impl Fn(&[SidecarProgram])) {
+    let shop = start_shop("allow", CountingApplication::start_echo());
+    let control = ControlProgram::start(&shop.manifests, &["--certificate-lifetime", lifetime]);
+    let sidecars =
+        ["shop/ratings-1", "shop/web-1"].map(|name| SidecarProgram::join(&control, name, &[]));
     wait_until_status(shop.listener, 200);
     assert_eq!(root_status(&control)["stage"], "stable");
-    let load = Load::start_paced("GET", shop.listener, 2, Duration::from_millis(5));
+    let load = BackgroundLoad::start_paced("GET", shop.listener, 2, Duration::from_millis(5));
     load.wait_for(10);
     let first = control.get_json("status")["authority"].clone();
 
@@ -63,12 +64,12 @@ fn rotate_root(lifetime: &str, rest: impl Fn(&[Proxy])) {
 }
 
 /// Returns the number of certificate renewals of a sidecar.
-fn count_renewals(sidecar: &Proxy) -> f64 {
+fn count_renewals(sidecar: &SidecarProgram) -> f64 {
     sidecar.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}")
 }
 
 /// Takes a step and waits until every sidecar is in sync.
-fn take_step(control: &ControlPlane, step: &str, stage: &str) {
+fn take_step(control: &ControlProgram, step: &str, stage: &str) {
     let before = control.get_json("status")["authority"].clone();
     let out = control.run_leno(&["ca", step]);
     assert!(out.status.success(), "{step}: {}", String::from_utf8_lossy(&out.stderr));
@@ -79,7 +80,7 @@ fn take_step(control: &ControlPlane, step: &str, stage: &str) {
     assert_eq!(root_status(control)["stage"], stage);
 }
 
-fn root_status(control: &ControlPlane) -> Value {
+fn root_status(control: &ControlProgram) -> Value {
     let out = control.run_leno(&["ca", "status"]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).expect("JSON")

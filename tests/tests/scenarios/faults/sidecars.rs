@@ -3,14 +3,16 @@
 use std::net::TcpListener;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Load, Mesh, eventually, free_port, signal_pid};
+use leno_tests::{BackgroundLoad, TestMesh, eventually, free_port, signal_pid};
 use rustix::process::Signal;
 
-use super::{Counted, MAX_WAIT, connected_sidecar, loopback_address, wait_until_status};
+use super::{
+    CountingApplication, MAX_WAIT, connected_sidecar, loopback_address, wait_until_status,
+};
 
 #[test]
 fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
-    let (ratings, details) = (Counted::start_echo(), Counted::start_echo());
+    let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     let (to_ratings, to_details) = (free_port(), free_port());
     let listeners = [("ratings.shop", to_ratings), ("details.shop", to_details)];
     let manifests = [
@@ -19,12 +21,12 @@ fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
         server_manifest("details", details.port(), &[]),
         client_manifest("web", &[], &listeners),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let before = connected_sidecar(&mesh, "shop/ratings-1");
     let inbound = before.inbound_listener(ratings.port());
     wait_until_status(loopback_address(to_ratings), 200);
 
-    let load = Load::start("GET", loopback_address(to_details), 2);
+    let load = BackgroundLoad::start("GET", loopback_address(to_details), 2);
     load.wait_for(100);
     signal_pid(before.pid, Signal::KILL);
     let is_new =
@@ -42,12 +44,12 @@ fn a_killed_sidecar_comes_back_at_its_address_and_harms_no_other() {
 /// The listener opens as soon as its address is free.
 #[test]
 fn a_listener_whose_address_is_taken_opens_when_it_is_free() {
-    let ratings = Counted::start_echo();
+    let ratings = CountingApplication::start_echo();
     let external_client = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = external_client.local_addr().unwrap();
     let web = |listener| client_manifest("web", &[], &[("ratings.shop", listener)]);
     let manifests = [mesh_config("allow"), server_manifest("ratings", ratings.port(), &[])];
-    let mesh = Mesh::up(&(manifests.concat() + &web(free_port())));
+    let mesh = TestMesh::up(&(manifests.concat() + &web(free_port())));
     mesh.write("mesh.yaml", &(manifests.concat() + &web(taken.port())));
     let line = mesh.up.wait_for_line("cannot open a listener; retrying", MAX_WAIT);
     assert!(line.contains(&taken.to_string()) && line.contains("shop/web"), "{line}");

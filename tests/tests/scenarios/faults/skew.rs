@@ -1,14 +1,15 @@
 //! Two releases in one mesh: control planes and sidecars are replaced one after the other, forward and back.
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{ControlPlane, Load, Proxy, Release, eventually, free_port};
+use leno_tests::{BackgroundLoad, ControlProgram, Release, SidecarProgram, eventually, free_port};
 
-use super::{ALLOWED, Counted, MAX_WAIT, loopback_address, wait_until_status};
+use super::{ALLOWED, CountingApplication, MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
 #[ignore = "builds the release before this one: ./test skew"]
 fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
-    let (one, other, listener) = (Counted::start_echo(), Counted::start_echo(), free_port());
+    let (one, other, listener) =
+        (CountingApplication::start_echo(), CountingApplication::start_echo(), free_port());
     let ports = [one.port(), other.port()];
     // Two workloads of one service, so that one is available while the other is replaced.
     let second =
@@ -22,16 +23,16 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
 
     let before = Release::Previous;
     let mut control =
-        ControlPlane::start_release(before, &manifests, &["--certificate-lifetime", "20s"]);
+        ControlProgram::start_release(before, &manifests, &["--certificate-lifetime", "20s"]);
     control.write("policy.yaml", ALLOWED);
-    let mut servers: Vec<Proxy> = ["shop/ratings-1", "shop/ratings-2"]
-        .map(|name| Proxy::join_of(before, &control, name, &[]))
+    let mut servers: Vec<SidecarProgram> = ["shop/ratings-1", "shop/ratings-2"]
+        .map(|name| SidecarProgram::join_of(before, &control, name, &[]))
         .into();
-    let mut web = Proxy::join_of(before, &control, "shop/web-1", &[]);
+    let mut web = SidecarProgram::join_of(before, &control, "shop/web-1", &[]);
     assert_works(&control, &servers, listener);
 
     for release in [Release::This, Release::Previous] {
-        let load = Load::start("GET", listener, 2);
+        let load = BackgroundLoad::start("GET", listener, 2);
         load.wait_for(20);
         // Control planes first: they send new fields only to sidecars that support them.
         control.become_release(release);
@@ -49,7 +50,7 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     }
 
     // The reverse order: sidecars first.
-    let load = Load::start("GET", listener, 2);
+    let load = BackgroundLoad::start("GET", listener, 2);
     for turn in 0..servers.len() {
         servers[turn].become_release(Release::This);
         wait_for_servers(&web, &servers, ports);
@@ -59,12 +60,12 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     assert_works(&control, &servers, listener);
     // A sidecar of this release joins with a token of the previous one.
     drop(web);
-    let _web = Proxy::join_of(Release::This, &control, "shop/web-1", &[]);
+    let _web = SidecarProgram::join_of(Release::This, &control, "shop/web-1", &[]);
     assert_works(&control, &servers, listener);
 }
 
 /// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
-fn wait_for_servers(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
+fn wait_for_servers(web: &SidecarProgram, servers: &[SidecarProgram], ports: [u16; 2]) {
     eventually("the client knows where both are", MAX_WAIT, || {
         let world = web.page.full_configuration().to_string();
         let mut inbound =
@@ -74,7 +75,11 @@ fn wait_for_servers(web: &Proxy, servers: &[Proxy], ports: [u16; 2]) {
 }
 
 /// Checks that changes arrive and certificates are renewed.
-fn assert_works(control: &ControlPlane, servers: &[Proxy], listener: std::net::SocketAddr) {
+fn assert_works(
+    control: &ControlProgram,
+    servers: &[SidecarProgram],
+    listener: std::net::SocketAddr,
+) {
     wait_until_status(listener, 200);
     control.remove("policy.yaml");
     wait_until_status(listener, 403);

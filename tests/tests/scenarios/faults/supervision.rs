@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Mesh, Program, child_processes, eventually, free_port, is_running, leno_command};
+use leno_tests::{
+    TestMesh, TestProgram, child_processes, eventually, free_port, is_running, leno_command,
+};
 use rustix::process::Signal;
 
 use super::drain::{assert_finished, begin_request, slow_shop};
@@ -19,7 +21,7 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
         server_manifest("ratings", port, &command),
         client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
-    let mut mesh = Mesh::up(&manifests.concat());
+    let mut mesh = TestMesh::up(&manifests.concat());
     wait_until_status(loopback_address(listener), 200);
     let family = child_processes(mesh.up.pid());
     assert_eq!(family.len(), 3, "two sidecars and an application: {family:?}");
@@ -42,9 +44,9 @@ fn killed_it_takes_its_children_along_and_the_next_starts_on_the_same_data() {
 }
 
 #[test]
-fn killed_with_a_response_under_way_that_finishes_beside_the_next() {
+fn a_response_in_progress_at_a_kill_completes_next_to_the_next_run() {
     let (shop, release) = slow_shop();
-    let mut mesh = Mesh::up(&shop.manifests);
+    let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
     let under_way = begin_request(&shop);
     mesh.up.send_signal(Signal::KILL);
@@ -58,8 +60,8 @@ fn killed_with_a_response_under_way_that_finishes_beside_the_next() {
     assert_eq!(next.stop(MAX_WAIT).code(), Some(0));
 }
 
-fn start_mesh(files: &Path, data: &Path) -> Program {
+fn start_mesh(files: &Path, data: &Path) -> TestProgram {
     let mut command = leno_command();
     command.arg("up").arg("-f").arg(files).arg("--data").arg(data);
-    Program::start("leno up", &mut command)
+    TestProgram::start("leno up", &mut command)
 }

@@ -8,26 +8,28 @@ use std::time::Duration;
 
 use leno_control::{Config, Control};
 use leno_model::{
-    Change, Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostRules, Name, Object,
-    PathMatch, RequestMatch, RouteKind, RouteRule, RuleActions, Serves, ServiceName,
+    Change, Gateway, GatewayCertificate, GatewayListener, GatewayPort, GatewayPortRules, HostRules,
+    Name, Object, PathMatch, RequestMatch, RouteKind, RouteRule, RuleActions, ServiceName,
     WeightedBackend, WorkloadName,
 };
-use leno_registry::{Update, read_str};
-use leno_tests::{Answer, Application, Program, eventually, free_port, get, leno_command};
+use leno_registry::{RegistryUpdate, read_str};
+use leno_tests::{
+    TestAnswer, TestApplication, TestProgram, eventually, free_port, get, leno_command,
+};
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
 /// A gateway `edge` of bookinfo: `meshed` has a sidecar, `plain` has none, `idle` has no endpoints.
-pub(super) struct Edge {
-    updates: mpsc::Sender<Update>,
+pub(super) struct TestGateway {
+    updates: mpsc::Sender<RegistryUpdate>,
     control: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     health: SocketAddr,
     directory: TempDir,
-    programs: [Program; 2],
-    _applications: [Application; 2],
+    programs: [TestProgram; 2],
+    _applications: [TestApplication; 2],
 }
 
-impl Edge {
+impl TestGateway {
     /// Starts the control plane, the gateway and its backends; the gateway has no ports yet.
     pub(super) fn start() -> Self {
         Self::start_with(&[])
@@ -37,10 +39,10 @@ impl Edge {
     pub(super) fn start_with(arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let applications = [start_named("meshed"), start_named("plain")];
-        let [meshed, plain] = applications.each_ref().map(Application::port);
+        let [meshed, plain] = applications.each_ref().map(TestApplication::port);
         let (updates, inbox) = mpsc::channel(16);
         let changes = read_objects(&mesh_manifests(meshed)).into_iter().map(Change::Upsert);
-        let first = Update { changes: changes.collect(), ..Update::default() };
+        let first = RegistryUpdate { changes: changes.collect(), ..RegistryUpdate::default() };
         updates.blocking_send(first).expect("there is room");
         let (output, ready) = blocking::channel();
         let (stop, stopped) = oneshot::channel();
@@ -90,7 +92,7 @@ impl Edge {
     }
 
     /// Sets the ports of the gateway.
-    pub(super) fn set_ports(&self, ports: Vec<(u16, Serves)>) {
+    pub(super) fn set_ports(&self, ports: Vec<(u16, GatewayPortRules)>) {
         let mut ports: Vec<GatewayPort> =
             ports.into_iter().map(|(port, serves)| GatewayPort { port, serves }).collect();
         ports.sort_by_key(|port| port.port);
@@ -100,7 +102,7 @@ impl Edge {
 
     fn send_update(&self, objects: Vec<Object>) {
         let changes = objects.into_iter().map(Change::Upsert).collect();
-        let update = Update { changes, ..Update::default() };
+        let update = RegistryUpdate { changes, ..RegistryUpdate::default() };
         self.updates.blocking_send(update).expect("the control plane is there");
     }
 
@@ -118,7 +120,7 @@ impl Edge {
     }
 
     /// Returns the program of the gateway.
-    pub(super) fn gateway_program(&mut self) -> &mut Program {
+    pub(super) fn gateway_program(&mut self) -> &mut TestProgram {
         &mut self.programs[1]
     }
 
@@ -155,7 +157,7 @@ impl Edge {
     }
 }
 
-impl Drop for Edge {
+impl Drop for TestGateway {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.control.take() {
             stop.send(()).ok();
@@ -165,8 +167,8 @@ impl Drop for Edge {
 }
 
 /// Returns an application that responds with its name and the request head.
-fn start_named(name: &'static str) -> Application {
-    Application::start(move |request| Answer::ok(format!("{name} {}\r\n", request.head)))
+fn start_named(name: &'static str) -> TestApplication {
+    TestApplication::start(move |request| TestAnswer::ok(format!("{name} {}\r\n", request.head)))
 }
 
 /// Starts the proxy of a workload that joins with this bundle.
@@ -176,7 +178,7 @@ fn start_member(
     name: &str,
     bundle: &str,
     more: &[&str],
-) -> Program {
+) -> TestProgram {
     use std::os::unix::fs::PermissionsExt as _;
     let token = directory.path().join(format!("{name}.token"));
     std::fs::write(&token, bundle).expect("a file");
@@ -186,7 +188,7 @@ fn start_member(
     let mut leno = leno_command();
     leno.args([command, "--workload", &workload_name(name).to_string(), "--token-file"]);
     leno.arg(token).arg("--state").arg(state).args(more);
-    Program::start(name, &mut leno)
+    TestProgram::start(name, &mut leno)
 }
 
 fn workload_name(name: &str) -> WorkloadName {

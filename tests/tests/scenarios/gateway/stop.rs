@@ -4,36 +4,36 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use leno_model::Serves;
-use leno_tests::{Connection, eventually, free_port};
+use leno_model::GatewayPortRules;
+use leno_tests::{TestConnection, eventually, free_port};
 use rustix::process::Signal;
 
-use super::edge::Edge;
+use super::edge::TestGateway;
 use super::{MAX_WAIT, http_listeners, send_request};
 
 /// Requests of clients with persistent connections, and of clients with one connection per request.
 #[derive(Default)]
-struct Load {
-    stops: AtomicBool,
-    answered: AtomicUsize,
+struct GatewayLoad {
+    stopping: AtomicBool,
+    responses: AtomicUsize,
     closes: AtomicUsize,
     lost: AtomicUsize,
 }
 
-impl Load {
+impl GatewayLoad {
     /// Sends requests until the gateway accepts no more connections. A connection that was not established is
     /// not a lost request.
     fn run(&self, at: SocketAddr, keeps: bool) {
-        let mut kept: Option<Connection> = None;
-        while !self.stops.load(Ordering::SeqCst) {
-            let Some(mut connection) = kept.take().or_else(|| Connection::open(at).ok()) else {
+        let mut kept: Option<TestConnection> = None;
+        while !self.stopping.load(Ordering::SeqCst) {
+            let Some(mut connection) = kept.take().or_else(|| TestConnection::open(at).ok()) else {
                 return;
             };
             let Some(closes) = exchange_once(&mut connection, keeps) else {
                 self.lost.fetch_add(1, Ordering::SeqCst);
                 return;
             };
-            self.answered.fetch_add(1, Ordering::SeqCst);
+            self.responses.fetch_add(1, Ordering::SeqCst);
             match closes {
                 true => drop(self.closes.fetch_add(1, Ordering::SeqCst)),
                 false => kept = Some(connection).filter(|_| keeps),
@@ -43,7 +43,7 @@ impl Load {
 }
 
 /// Sends one request; `None` if it is lost, otherwise true if the response ends the connection.
-fn exchange_once(connection: &mut Connection, keeps: bool) -> Option<bool> {
+fn exchange_once(connection: &mut TestConnection, keeps: bool) -> Option<bool> {
     let close = if keeps { "" } else { "connection: close\r\n" };
     let request = format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{close}\r\n");
     connection.send(request).ok()?;
@@ -51,10 +51,10 @@ fn exchange_once(connection: &mut Connection, keeps: bool) -> Option<bool> {
     Some(keeps && response.first_header("connection") == Some("close"))
 }
 
-fn start_serving(arguments: &[&str]) -> (Edge, SocketAddr) {
-    let edge = Edge::start_with(arguments);
+fn start_serving(arguments: &[&str]) -> (TestGateway, SocketAddr) {
+    let edge = TestGateway::start_with(arguments);
     let port = free_port();
-    edge.set_ports(vec![(port, Serves::Http(http_listeners("*.example.com")))]);
+    edge.set_ports(vec![(port, GatewayPortRules::Http(http_listeners("*.example.com")))]);
     edge.is_ready();
     let at = edge.address_of_port(port);
     eventually("the backend is there", MAX_WAIT, || {
@@ -70,18 +70,18 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
     for drain_delay in ["0s", "2s"] {
         let (mut edge, at) =
             start_serving(&["--drain-delay", drain_delay, "--drain-timeout", "120s"]);
-        let load = Load::default();
+        let load = GatewayLoad::default();
         thread::scope(|scope| {
             for number in 0..8 {
                 let load = &load;
                 scope.spawn(move || load.run(at, number % 2 == 0));
             }
             eventually("requests are answered", MAX_WAIT, || {
-                (load.answered.load(Ordering::SeqCst) > 200).then_some(())
+                (load.responses.load(Ordering::SeqCst) > 200).then_some(())
             });
             edge.gateway_program().send_signal(Signal::TERM);
             assert!(edge.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
-            load.stops.store(true, Ordering::SeqCst);
+            load.stopping.store(true, Ordering::SeqCst);
         });
         assert_eq!(load.lost.load(Ordering::SeqCst), 0, "drain delay {drain_delay}");
         assert!(load.closes.load(Ordering::SeqCst) > 0, "drain delay {drain_delay}");
@@ -93,13 +93,15 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
 #[test]
 fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends() {
     let (mut edge, at) = start_serving(&["--drain-timeout", "120s"]);
-    let mut idle: Vec<Connection> = (0..20).map(|_| Connection::open(at).unwrap()).collect();
+    let mut idle: Vec<TestConnection> =
+        (0..20).map(|_| TestConnection::open(at).unwrap()).collect();
     for connection in &mut idle {
         assert_eq!(exchange_once(connection, true), Some(false));
     }
     edge.gateway_program().send_signal(Signal::STOP);
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
-    let mut waiting: Vec<Connection> = (0..50).map(|_| Connection::open(at).unwrap()).collect();
+    let mut waiting: Vec<TestConnection> =
+        (0..50).map(|_| TestConnection::open(at).unwrap()).collect();
     waiting.append(&mut idle);
     for connection in &mut waiting {
         connection.send(request).unwrap();
@@ -117,7 +119,7 @@ fn connections_that_a_paused_gateway_has_not_accepted_are_served_before_it_ends(
 #[test]
 fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
     let (mut edge, at) = start_serving(&["--drain-delay", "120s"]);
-    let mut idle = Connection::open(at).unwrap();
+    let mut idle = TestConnection::open(at).unwrap();
     assert_eq!(exchange_once(&mut idle, true), Some(false));
     edge.gateway_program().send_signal(Signal::TERM);
     let ((_, reason), _) = eventually("it is not ready", MAX_WAIT, || {
@@ -125,7 +127,7 @@ fn a_gateway_that_leaves_is_not_ready_and_asks_its_clients_to_close() {
     });
     assert!(reason.contains("is stopping"), "{reason}");
     assert_eq!(exchange_once(&mut idle, true), Some(true));
-    assert_eq!(exchange_once(&mut Connection::open(at).unwrap(), true), Some(true));
+    assert_eq!(exchange_once(&mut TestConnection::open(at).unwrap(), true), Some(true));
     // The second signal skips the drain delay.
     assert!(edge.gateway_program().stop(2 * MAX_WAIT).success());
 }

@@ -1,6 +1,6 @@
 //! Ingress and egress by policies of OSM and FSM.
 
-use super::{CLIENT, EXTERNAL_CLIENT, Pods, SERVER};
+use super::{CLIENT, EXTERNAL_CLIENT, PodNetwork, SERVER};
 use leno_tests::is_root;
 
 const STRICT: &str = "apiVersion: leno.dev/v1alpha1
@@ -23,7 +23,7 @@ fn external_clients_come_in_where_a_policy_opens_the_port() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let mut pods = Pods::start_pods();
+    let mut pods = PodNetwork::start_pods();
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
     pods.control.write("settings.yaml", STRICT);
@@ -60,7 +60,7 @@ fn an_account_goes_out_where_a_policy_says_so() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let mut pods = Pods::start_pods();
+    let mut pods = PodNetwork::start_pods();
     pods.start_server(EXTERNAL_CLIENT, 8080);
     pods.start_server(EXTERNAL_CLIENT, 8081);
     pods.start_sidecar(CLIENT, "client");

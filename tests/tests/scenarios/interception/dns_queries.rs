@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use leno_tests::{Program, eventually, is_root};
+use leno_tests::{TestProgram, eventually, is_root};
 
-use super::{CLIENT, EXTERNAL_CLIENT, Pods, SERVER};
+use super::{CLIENT, EXTERNAL_CLIENT, PodNetwork, SERVER};
 
 /// A DNS server with one address for every name, over UDP and TCP.
 const NAME_SERVER: &str = "
@@ -32,9 +32,9 @@ while True:
 const FOREIGN: &str = "203.0.113.77";
 
 /// The files that `ip netns exec` mounts over the machine's in a namespace, deleted when dropped.
-struct Files(PathBuf);
+struct NamespaceFiles(PathBuf);
 
-impl Files {
+impl NamespaceFiles {
     fn new(namespace: &str, resolv_conf: &str) -> Self {
         let directory = PathBuf::from("/etc/netns").join(namespace);
         std::fs::create_dir_all(&directory).unwrap();
@@ -43,13 +43,13 @@ impl Files {
     }
 }
 
-impl Drop for Files {
+impl Drop for NamespaceFiles {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).ok();
     }
 }
 
-impl Pods {
+impl PodNetwork {
     /// Returns the first address of a name, as resolved by the C library.
     fn look_up(&self, name: &str) -> String {
         let output = self
@@ -68,15 +68,15 @@ fn names_of_the_mesh_are_answered_by_the_sidecar_and_others_by_name_servers() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let mut pods = Pods::start_pods();
+    let mut pods = PodNetwork::start_pods();
     let server = pods.pod_address(EXTERNAL_CLIENT);
     let text = format!(
         "nameserver {server}\nsearch shop.svc.cluster.local svc.cluster.local\noptions ndots:5"
     );
-    let files = Files::new(&pods.namespace_of(CLIENT).0, &format!("{text}\n"));
+    let files = NamespaceFiles::new(&pods.namespace_of(CLIENT).0, &format!("{text}\n"));
     let mut command = pods.namespace_of(EXTERNAL_CLIENT).namespace_command("python3");
     command.args(["-c", NAME_SERVER, &server]);
-    pods.running.push(Program::start("name server", &mut command));
+    pods.running.push(TestProgram::start("name server", &mut command));
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
     // Without a sidecar, and with a sidecar that does not intercept DNS, queries reach the DNS server.

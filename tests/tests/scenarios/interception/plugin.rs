@@ -8,7 +8,7 @@ use std::process::{Output, Stdio};
 use leno_tests::{is_root, leno_command};
 use serde_json::{Value, json};
 
-use super::Namespace;
+use super::NetworkNamespace;
 
 /// Calls the plugin for the Pod `shop/cart-1`.
 fn call_plugin(command: &str, socket: &Path, netns: &str, exclude_namespaces: &[&str]) -> Output {
@@ -41,7 +41,7 @@ fn parse_output(output: &Output) -> Value {
 }
 
 /// Calls the plugin with an agent that sends this response; returns the output and the agent's request.
-fn call_with(answer: &str, namespace: &Namespace) -> (Output, Value) {
+fn call_with(answer: &str, namespace: &NetworkNamespace) -> (Output, Value) {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("cni.sock");
     let agent = UnixListener::bind(&socket).unwrap();
@@ -59,11 +59,11 @@ fn call_with(answer: &str, namespace: &Namespace) -> (Output, Value) {
 }
 
 #[test]
-fn a_pod_gets_the_rules_that_its_agent_tells() {
+fn a_pod_gets_the_rules_of_its_agent() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let namespace = Namespace::new("plugin");
+    let namespace = NetworkNamespace::new("plugin");
     let (output, asked) = call_with(r#"{"redirect":["--exclude-outbound-ports=25"]}"#, &namespace);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(asked, json!({"namespace": "shop", "pod": "cart-1", "uid": "7"}));
@@ -77,11 +77,11 @@ fn a_pod_gets_the_rules_that_its_agent_tells() {
 }
 
 #[test]
-fn who_is_not_to_be_led_is_left_alone() {
+fn excluded_pods_are_not_redirected() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let namespace = Namespace::new("left");
+    let namespace = NetworkNamespace::new("left");
     let (output, _) = call_with(r#""skip""#, &namespace);
     assert!(output.status.success(), "{output:?}");
     // No agent is needed for an excluded namespace.
@@ -92,11 +92,11 @@ fn who_is_not_to_be_led_is_left_alone() {
 }
 
 #[test]
-fn a_pod_does_not_start_without_what_it_was_promised() {
+fn a_pod_does_not_start_without_its_rules() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let namespace = Namespace::new("promise");
+    let namespace = NetworkNamespace::new("promise");
     let alone = call_plugin("ADD", Path::new("/nowhere/cni.sock"), &namespace.0, &[]);
     assert!(!alone.status.success());
     let error = parse_output(&alone);
@@ -110,7 +110,7 @@ fn a_pod_does_not_start_without_what_it_was_promised() {
 }
 
 #[test]
-fn a_runtime_learns_the_versions() {
+fn the_plugin_reports_its_versions() {
     let output = call_plugin("VERSION", Path::new("/nowhere"), "nowhere", &[]);
     assert!(
         parse_output(&output)["supportedVersions"].as_array().unwrap().contains(&json!("1.0.0"))

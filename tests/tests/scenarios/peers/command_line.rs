@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use leno_tests::manifests::{client_manifest, mesh_config, route_manifest, server_manifest};
-use leno_tests::{Application, Connection, Mesh, free_port, leno_command};
+use leno_tests::{TestApplication, TestConnection, TestMesh, free_port, leno_command};
 use serde_json::Value;
 
 use super::loopback_address;
@@ -24,13 +24,13 @@ spec:
 ";
 
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: u16,
-    _application: Application,
+    _application: TestApplication,
 }
 
 fn start_shop() -> Shop {
-    let (application, listener) = (Application::start_echo(), free_port());
+    let (application, listener) = (TestApplication::start_echo(), free_port());
     let manifests = [
         mesh_config("deny"),
         server_manifest("web", application.port(), &[]),
@@ -38,7 +38,7 @@ fn start_shop() -> Shop {
         client_manifest("outsider", &[], &[]),
         POLICY.to_owned(),
     ];
-    Shop { mesh: Mesh::up(&manifests.concat()), listener, _application: application }
+    Shop { mesh: TestMesh::up(&manifests.concat()), listener, _application: application }
 }
 
 impl Shop {
@@ -60,7 +60,7 @@ impl Shop {
 /// Returns the status of a workload's HTTP proxy listener.
 fn proxy_status(proxy: SocketAddr, method: &str, url: &str) -> u64 {
     let host = url.split('/').nth(2).unwrap();
-    let mut connection = Connection::open(proxy).unwrap();
+    let mut connection = TestConnection::open(proxy).unwrap();
     let head = format!("{method} {url} HTTP/1.1\r\nhost: {host}\r\ncontent-length: 0\r\n\r\n");
     connection.send(head).unwrap();
     u64::from(connection.receive_response().unwrap().status)
@@ -92,7 +92,7 @@ fn explain_predicts_what_the_mesh_answers() {
 
 #[test]
 fn explain_predicts_what_rules_do_to_requests() {
-    let (application, listener) = (Application::start_echo(), free_port());
+    let (application, listener) = (TestApplication::start_echo(), free_port());
     let rules = [
         "{matches: [{path: {value: /old}}], filters: [{type: RequestRedirect, requestRedirect: \
          {statusCode: 301, path: {type: ReplacePrefixMatch, replacePrefixMatch: /items}}}]}",
@@ -108,7 +108,7 @@ fn explain_predicts_what_rules_do_to_requests() {
         route_manifest("web", &rules),
         POLICY.to_owned(),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let shop = Shop { mesh, listener, _application: application };
     let user = shop.mesh.sidecar("shop/user-1").proxy;
     for (path, status) in
@@ -143,9 +143,9 @@ fn explain_predicts_what_rules_do_to_requests() {
 }
 
 #[test]
-fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
+fn every_topic_is_available_as_json_and_as_a_table() {
     let shop = start_shop();
-    let mut connection = Connection::open(loopback_address(shop.listener)).unwrap();
+    let mut connection = TestConnection::open(loopback_address(shop.listener)).unwrap();
     assert_eq!(connection.get("/items/1").unwrap().status, 200);
     for (topic, known) in [
         ("workloads", "shop/outsider-1"),
@@ -177,7 +177,7 @@ fn everything_that_can_be_asked_is_answered_in_json_and_as_a_table() {
 }
 
 #[test]
-fn check_finds_before_what_up_refuses_afterwards() {
+fn check_finds_the_problems_that_up_rejects() {
     let shop = start_shop();
     let bad = POLICY.replace("destination:", "destiny:").replace("web, namespace", "w, namespace");
     let folder = tempfile::tempdir().unwrap();

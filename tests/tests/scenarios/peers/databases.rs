@@ -5,28 +5,29 @@ use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{allowed_tcp, client_manifest, mesh_config, server_of};
 use leno_tests::{
-    Maria, Mesh, Postgres, SelfSigned, eventually, free_port, get_page, python_program, script_path,
+    MariaDb, Postgres, SelfSigned, TestMesh, eventually, free_port, get_page, python_program,
+    script_path,
 };
 
 use super::{MODES, bounded_command};
 
 /// A database behind one sidecar, with an outbound listener at another.
-struct Pair {
-    mesh: Mesh,
+struct DatabaseMesh {
+    mesh: TestMesh,
     listener: String,
 }
 
-fn start_pair(mode: &str, port: u16, command: &[&str]) -> Pair {
+fn start_pair(mode: &str, port: u16, command: &[&str]) -> DatabaseMesh {
     let listener = free_port();
     let manifests = [
         mesh_config(mode),
         server_of("database", port, "", command),
         client_manifest("user", &[], &[("database.shop", listener)]),
     ];
-    Pair { mesh: Mesh::up(&manifests.concat()), listener: listener.to_string() }
+    DatabaseMesh { mesh: TestMesh::up(&manifests.concat()), listener: listener.to_string() }
 }
 
-impl Pair {
+impl DatabaseMesh {
     fn client_command(&self, program: &str, arguments: &[&str]) -> Command {
         let mail = script_path("smtp_client.py");
         let address = match program {
@@ -112,7 +113,7 @@ fn postgres_and_its_benchmark_with_tls_of_their_own_and_without() {
 #[test]
 fn mariadb_which_speaks_first_and_its_benchmark() {
     for mode in MODES {
-        let maria = Maria::prepare();
+        let maria = MariaDb::prepare();
         let run = maria.command();
         let run: Vec<&str> = run.iter().map(String::as_str).collect();
         let pair = start_pair(mode, maria.port, &run);
@@ -162,7 +163,7 @@ fn a_server_of_mail_which_speaks_first_with_tls_that_begins_in_band_and_without(
 }
 
 /// Runs pgbench, including its initialization; `tls` is PostgreSQL's `sslmode`.
-fn run_pgbench(pair: &Pair, tls: &str) {
+fn run_pgbench(pair: &DatabaseMesh, tls: &str) {
     let database = format!("dbname=postgres user=tester sslmode={tls}");
     let question = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
     let encrypted = pair.run("psql", &["-At", "-c", question, &database]);
@@ -176,7 +177,7 @@ fn run_pgbench(pair: &Pair, tls: &str) {
 }
 
 /// Asserts that no connection was classified as HTTP.
-fn assert_opaque(pair: &Pair) {
+fn assert_opaque(pair: &DatabaseMesh) {
     let user = pair.mesh.sidecar("shop/user-1");
     let page = get_page(user.admin, "/metrics").unwrap();
     let page = String::from_utf8_lossy(&page.body).into_owned();

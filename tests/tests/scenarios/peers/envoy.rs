@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
 use leno_tests::{
-    Application, ControlPlane, Envoy, Mesh, Passage, Program, Proxy, Response, eventually,
-    free_port, get, go_program,
+    ControlProgram, Envoy, EnvoyListener, Response, SidecarProgram, TestApplication, TestMesh,
+    TestProgram, eventually, free_port, get, go_program,
 };
 
 use super::grpc::{CASES, WHOLE_SERVICE, call_server};
@@ -15,7 +15,7 @@ use super::{MODES, loopback_address, run_curl};
 /// Two services, `web` with HTTP/1.1 and `grpc`, with outbound listeners of `user`, which policies allow, and
 /// of `other`, which they do not.
 struct Shop {
-    echo: Application,
+    echo: TestApplication,
     /// The port of grpc-go's interop server, and its command line.
     interop: (u16, [String; 3]),
     listeners: [u16; 3],
@@ -27,7 +27,7 @@ impl Shop {
         let server = go_program("server").display().to_string();
         let interop = (port, [server, "--port".to_owned(), port.to_string()]);
         let listeners = std::array::from_fn(|_| free_port());
-        Self { echo: Application::start_echo(), interop, listeners }
+        Self { echo: TestApplication::start_echo(), interop, listeners }
     }
 
     /// Returns the manifests with these service ports; `command` runs `web`.
@@ -98,10 +98,10 @@ fn as_an_application_it_is_reached_in_either_version() {
         let shop = Shop::new();
         let ports = [free_port(), free_port()];
         let envoy = Envoy::prepare(&[
-            Passage::http1(ports[0], shop.echo.port()),
-            Passage::http2(ports[1], shop.interop.0),
+            EnvoyListener::http1(ports[0], shop.echo.port()),
+            EnvoyListener::http2(ports[1], shop.interop.0),
         ]);
-        let _mesh = Mesh::up(&shop.shop_manifests(mode, ports, &envoy.command()));
+        let _mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &envoy.command()));
         let [web, grpc, others] = shop.listeners;
         assert_serves(web, grpc, closed_status(mode), CASES);
         wait_for_status(others, denied_status(mode));
@@ -113,11 +113,14 @@ fn before_a_listener_it_reaches_services_in_either_version() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
-        let mesh = Mesh::up(&shop.shop_manifests(mode, ports, &[]));
+        let mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &[]));
         let [web, grpc, _] = shop.listeners;
         wait_for(web, grpc);
         let [at_web, at_grpc] = std::array::from_fn(|_| free_port());
-        let envoy = Envoy::prepare(&[Passage::http1(at_web, web), Passage::http2(at_grpc, grpc)]);
+        let envoy = Envoy::prepare(&[
+            EnvoyListener::http1(at_web, web),
+            EnvoyListener::http2(at_grpc, grpc),
+        ]);
         let _running = envoy.start();
         assert_serves(at_web, at_grpc, closed_status(mode), CASES);
         drop(mesh);
@@ -129,7 +132,7 @@ fn as_a_member_it_calls_sidecars_over_http2() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
-        let mesh = Mesh::up(&shop.shop_manifests(mode, ports, &[]));
+        let mesh = TestMesh::up(&shop.shop_manifests(mode, ports, &[]));
         let [web, grpc, others] = shop.listeners;
         wait_for(web, grpc);
         // Its own sidecars have their certificates by now.
@@ -138,7 +141,7 @@ fn as_a_member_it_calls_sidecars_over_http2() {
         let [at_web, at_grpc, at_others] = std::array::from_fn(|_| free_port());
         let member = |at, (name, to): (&str, &str)| {
             let state = mesh.data_directory().join(format!("proxies/shop/{name}-1"));
-            Passage::http2(at, inbound(to)).to_member(&state, &account_identity(to))
+            EnvoyListener::http2(at, inbound(to)).to_member(&state, &account_identity(to))
         };
         let envoy = Envoy::prepare(&[
             member(at_web, ("user", "web")),
@@ -156,12 +159,13 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
     for mode in MODES {
         let shop = Shop::new();
         let ports = [shop.echo.port(), shop.interop.0];
-        let mut control = ControlPlane::start(&shop.shop_manifests(mode, ports, &[]), &[]);
+        let mut control = ControlProgram::start(&shop.shop_manifests(mode, ports, &[]), &[]);
         let mut interop = Command::new(&shop.interop.1[0]);
-        let _interop = Program::start("grpc-go's server", interop.args(&shop.interop.1[1..]));
+        let _interop = TestProgram::start("grpc-go's server", interop.args(&shop.interop.1[1..]));
         let mut servers =
-            ["shop/web-1", "shop/grpc-1"].map(|name| Proxy::join(&control, name, &[]));
-        let _clients = ["shop/user-1", "shop/other-1"].map(|name| Proxy::join(&control, name, &[]));
+            ["shop/web-1", "shop/grpc-1"].map(|name| SidecarProgram::join(&control, name, &[]));
+        let _clients =
+            ["shop/user-1", "shop/other-1"].map(|name| SidecarProgram::join(&control, name, &[]));
         let [web, grpc, others] = shop.listeners;
         wait_for(web, grpc);
         wait_for_status(others, denied_status(mode));
@@ -169,12 +173,12 @@ fn as_a_member_it_is_called_by_sidecars_over_http2() {
         // It takes over the addresses of both sidecars while the control plane cannot update the clients.
         control.kill();
         let inbound = [0, 1].map(|at: usize| servers[at].page.inbound_listener(ports[at]).port());
-        servers.iter_mut().for_each(Proxy::kill);
+        servers.iter_mut().for_each(SidecarProgram::kill);
         let state = |name: &str| control.state_directory(&format!("shop/{name}-1"));
         let envoy = Envoy::prepare(&[
-            Passage::http1(inbound[0], ports[0])
+            EnvoyListener::http1(inbound[0], ports[0])
                 .from_member(&state("web"), &account_identity("user")),
-            Passage::http2(inbound[1], ports[1])
+            EnvoyListener::http2(inbound[1], ports[1])
                 .from_member(&state("grpc"), &account_identity("user")),
         ]);
         let _running = envoy.start();

@@ -5,16 +5,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Answer, Application, Mesh, eventually, exchange_bytes, free_port, get};
+use leno_tests::{
+    TestAnswer, TestApplication, TestMesh, eventually, exchange_bytes, free_port, get,
+};
 
 /// The requests received by an application: target, host and length of the body.
 type Heard = Arc<Mutex<Vec<(String, String, usize)>>>;
 
 /// Returns an application that records its requests.
-fn start_recording(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Application, Heard) {
+fn start_recording(
+    answer: impl Fn() -> TestAnswer + Send + Sync + 'static,
+) -> (TestApplication, Heard) {
     let heard = Heard::default();
     let notes = heard.clone();
-    let application = Application::start(move |request| {
+    let application = TestApplication::start(move |request| {
         let host = request.first_header("host").unwrap_or_default().to_owned();
         let note = (request.method_and_target().1.to_owned(), host, request.body.len());
         notes.lock().expect("nobody panicked").push(note);
@@ -24,9 +28,9 @@ fn start_recording(answer: impl Fn() -> Answer + Send + Sync + 'static) -> (Appl
 }
 
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
-    _applications: Vec<Application>,
+    _applications: Vec<TestApplication>,
 }
 
 fn route_manifest(filter: &str) -> String {
@@ -44,7 +48,7 @@ spec:
     )
 }
 
-fn start_shop(stock: Application, test: Application, filter: &str) -> Shop {
+fn start_shop(stock: TestApplication, test: TestApplication, filter: &str) -> Shop {
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
@@ -54,7 +58,7 @@ fn start_shop(stock: Application, test: Application, filter: &str) -> Shop {
         route_manifest(filter),
     ];
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    Shop { mesh: Mesh::up(&manifests.concat()), listener, _applications: vec![stock, test] }
+    Shop { mesh: TestMesh::up(&manifests.concat()), listener, _applications: vec![stock, test] }
 }
 
 fn post_request(path: &str, bytes: usize) -> String {
@@ -65,10 +69,10 @@ fn post_request(path: &str, bytes: usize) -> String {
 }
 
 #[test]
-fn a_copy_arrives_and_nobody_waits_for_it() {
-    let (stock, heard) = start_recording(|| Answer::ok("stock"));
+fn mirrored_requests_do_not_delay_the_original() {
+    let (stock, heard) = start_recording(|| TestAnswer::ok("stock"));
     // Silent: waiting for the mirror's response would delay the client noticeably.
-    let (test, copied) = start_recording(|| Answer::Silence);
+    let (test, copied) = start_recording(|| TestAnswer::Silence);
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}}}";
     let shop = start_shop(stock, test, mirror);
     let began = Instant::now();
@@ -94,9 +98,9 @@ fn a_copy_arrives_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
-    let (stock, _) = start_recording(|| Answer::ok("stock"));
-    let (test, copied) = start_recording(|| Answer::Bytes(b"nonsense\r\n\r\n".to_vec()));
+fn mirrored_requests_have_the_configured_share_and_their_failures_are_ignored() {
+    let (stock, _) = start_recording(|| TestAnswer::ok("stock"));
+    let (test, copied) = start_recording(|| TestAnswer::Bytes(b"nonsense\r\n\r\n".to_vec()));
     let mirror = "{type: RequestMirror, requestMirror: {backendRef: {name: test, port: 9080}, \
                   fraction: {numerator: 1, denominator: 4}}}";
     let shop = start_shop(stock, test, mirror);
@@ -118,8 +122,8 @@ fn copies_are_as_many_as_the_rule_says_and_their_failure_is_nobodys() {
 fn browsers_are_answered_by_the_sidecar_of_the_client() {
     let output = b"HTTP/1.1 200 OK\r\naccess-control-allow-origin: https://evil.example\r\n\
                  content-length: 5\r\n\r\nstock";
-    let (stock, heard) = start_recording(|| Answer::Bytes(output.to_vec()));
-    let (test, _) = start_recording(|| Answer::ok("test"));
+    let (stock, heard) = start_recording(|| TestAnswer::Bytes(output.to_vec()));
+    let (test, _) = start_recording(|| TestAnswer::ok("test"));
     let cors = "{type: CORS, cors: {allowOrigins: [\"https://*.shop.example\"], allowCredentials: true, \
                 allowMethods: [PUT], allowHeaders: [x-a], exposeHeaders: [x-b], maxAge: 600}}";
     let shop = start_shop(stock, test, cors);

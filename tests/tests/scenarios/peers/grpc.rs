@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
-use leno_tests::{Mesh, Program, eventually, free_port, go_program};
+use leno_tests::{TestMesh, TestProgram, eventually, free_port, go_program};
 
 mod java;
 
@@ -29,12 +29,12 @@ pub(super) const CASES: &[&str] = &[
 ];
 
 /// grpc-go's interop server behind one sidecar, with an outbound listener at another.
-struct Pair {
-    mesh: Mesh,
+struct InteropMesh {
+    mesh: TestMesh,
     listener: u16,
 }
 
-fn start_pair(mode: &str, protocol: &str) -> Pair {
+fn start_pair(mode: &str, protocol: &str) -> InteropMesh {
     let (port, listener) = (free_port(), free_port());
     let server = go_program("server");
     let run = [server.to_str().unwrap(), "--port", &port.to_string()];
@@ -43,10 +43,10 @@ fn start_pair(mode: &str, protocol: &str) -> Pair {
         server_of("grpc", port, protocol, &run),
         client_manifest("user", &[], &[("grpc.shop", listener)]),
     ];
-    Pair { mesh: Mesh::up(&manifests.concat()), listener }
+    InteropMesh { mesh: TestMesh::up(&manifests.concat()), listener }
 }
 
-impl Pair {
+impl InteropMesh {
     /// Runs one case through the outbound listener.
     fn run_case(&self, case: &str) -> Result<(), String> {
         call_server(self.listener, case)
@@ -98,7 +98,7 @@ fn address_arguments<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
 
 /// Runs the interop client; the error is its output.
 fn run(command: &mut Command, case: &str) -> Result<(), String> {
-    let mut client = Program::start("grpc-go's client", command.args(["--test_case", case]));
+    let mut client = TestProgram::start("grpc-go's client", command.args(["--test_case", case]));
     match client.wait_for_exit(MAX_WAIT).success() {
         true => Ok(()),
         false => {
@@ -122,7 +122,7 @@ fn every_standard_case_passes_in_strict_mode_where_a_policy_allows_it() {
 }
 
 #[test]
-fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
+fn calls_that_no_policy_allows_get_permission_denied() {
     let pair = start_pair("deny", "GRPC");
     // No policy names the client: its own sidecar rejects the call, in the client's protocol.
     pair.wait_for_failure("empty_unary", "PermissionDenied");
@@ -143,7 +143,7 @@ fn calls_that_no_policy_allows_fail_with_the_status_that_says_so() {
 }
 
 #[test]
-fn a_call_too_many_is_reported_that_a_resource_is_exhausted() {
+fn a_call_beyond_the_limit_gets_resource_exhausted() {
     let pair = start_pair("allow", "GRPC");
     pair.wait_until_passing("empty_unary");
     let limit = "apiVersion: leno.dev/v1alpha1
@@ -165,7 +165,7 @@ spec:
 }
 
 #[test]
-fn a_fault_on_purpose_has_the_status_that_the_policy_says() {
+fn an_injected_fault_has_the_status_of_the_policy() {
     let pair = start_pair("allow", "GRPC");
     pair.wait_until_passing("empty_unary");
     let fault = |abort: &str| {
@@ -197,7 +197,7 @@ fn a_client_reaches_its_service_by_name_through_the_proxy_of_its_environment() {
 }
 
 #[test]
-fn a_port_of_which_nothing_is_said_carries_grpc_too() {
+fn a_port_without_a_protocol_supports_grpc() {
     start_pair("allow", "").every_case_passes();
 }
 

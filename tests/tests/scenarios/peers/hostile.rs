@@ -7,26 +7,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Answer, Application, Connection, Mesh, Response, Sidecar, eventually, free_port};
+use leno_tests::{
+    Response, RunningSidecar, TestAnswer, TestApplication, TestConnection, TestMesh, eventually,
+    free_port,
+};
 
 use super::loopback_address;
 
-struct Target {
-    user: Sidecar,
-    web: Sidecar,
+struct AttackedMesh {
+    user: RunningSidecar,
+    web: RunningSidecar,
     listener: SocketAddr,
     /// The number of complete requests received by the application.
     seen: Arc<AtomicUsize>,
-    _application: Application,
-    _mesh: Mesh,
+    _application: TestApplication,
+    _mesh: TestMesh,
 }
 
-fn start_target() -> Target {
+fn start_target() -> AttackedMesh {
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = seen.clone();
-    let application = Application::start(move |request| {
+    let application = TestApplication::start(move |request| {
         counter.fetch_add(1, Ordering::Relaxed);
-        Answer::ok(&request.body)
+        TestAnswer::ok(&request.body)
     });
     let listener = free_port();
     let manifests = [
@@ -34,9 +37,9 @@ fn start_target() -> Target {
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
-    let target = Target {
+    let target = AttackedMesh {
         user,
         web,
         listener: loopback_address(listener),
@@ -48,14 +51,14 @@ fn start_target() -> Target {
     target
 }
 
-impl Target {
+impl AttackedMesh {
     fn still_serves(&self) {
-        assert_eq!(Connection::open(self.listener).unwrap().get("/").unwrap().status, 200);
+        assert_eq!(TestConnection::open(self.listener).unwrap().get("/").unwrap().status, 200);
     }
 
     /// Sends bytes to the listener and returns the first response.
     fn send_bytes(&self, bytes: impl AsRef<[u8]>) -> std::io::Result<Response> {
-        let mut connection = Connection::open(self.listener)?;
+        let mut connection = TestConnection::open(self.listener)?;
         // The response may arrive, and the connection close, before all bytes are sent.
         drop(connection.send(bytes));
         connection.receive_response()
@@ -63,7 +66,7 @@ impl Target {
 }
 
 #[test]
-fn what_is_no_request_is_refused_with_a_reason() {
+fn malformed_requests_are_rejected_with_a_reason() {
     let target = start_target();
     let many: String = (0..1000).map(|i| format!("x-{i}: {i}\r\n")).collect();
     let head = |fields: &str| format!("GET / HTTP/1.1\r\nhost: web\r\n{fields}\r\n");
@@ -105,7 +108,7 @@ fn what_is_no_request_is_refused_with_a_reason() {
 }
 
 #[test]
-fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
+fn a_body_with_a_wrong_length_is_never_complete() {
     let target = start_target();
     let before = target.seen.load(Ordering::Relaxed);
     let post =
@@ -113,7 +116,7 @@ fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
     for lie in
         [post(100) + "short", chunked_request("5\r\nshort"), chunked_request("5\r\nshort\r\n")]
     {
-        let mut connection = Connection::open(target.listener).unwrap();
+        let mut connection = TestConnection::open(target.listener).unwrap();
         connection.send(&lie).unwrap();
         connection.shut_down_sending().unwrap();
         let said = connection.read_to_end().unwrap_or_default();
@@ -123,7 +126,7 @@ fn a_body_that_lies_about_its_length_never_passes_for_a_whole_one() {
     let whole = target.seen.load(Ordering::Relaxed) - before;
     assert_eq!(whole, 1, "the application saw no request but the last");
     // Bytes beyond the declared length are the next request, which is invalid here.
-    let mut connection = Connection::open(target.listener).unwrap();
+    let mut connection = TestConnection::open(target.listener).unwrap();
     connection.send(post(5) + "five!and more\r\n\r\n").unwrap();
     assert_eq!(connection.receive_response().unwrap().body, b"five!");
     assert_eq!(connection.receive_response().unwrap().status, 400);
@@ -136,11 +139,11 @@ fn chunked_request(chunks: &str) -> String {
 }
 
 #[test]
-fn a_head_that_dribbles_in_has_its_time_and_no_more() {
+fn a_slow_request_head_times_out() {
     let target = start_target();
-    let mut slow: Vec<Connection> =
-        (0..20).map(|_| Connection::open(target.listener).unwrap()).collect();
-    let mut greeting = Connection::open(target.web.inbound.unwrap()).unwrap();
+    let mut slow: Vec<TestConnection> =
+        (0..20).map(|_| TestConnection::open(target.listener).unwrap()).collect();
+    let mut greeting = TestConnection::open(target.web.inbound.unwrap()).unwrap();
     let began = Instant::now();
     // The beginning of a TLS record with an incomplete ClientHello.
     greeting.send([22, 3, 1, 1, 0, 1, 0, 0, 252]).unwrap();
@@ -171,14 +174,14 @@ fn noise_and_haste_leave_no_trace() {
     let proxy = target.user.proxy;
     let inbound = target.web.inbound.unwrap();
     let garbage = "\u{16}\u{3}\u{1}\u{7f}\u{7f} no hello of any kind\r\n\r\n";
-    assert_eq!(Connection::open(proxy).unwrap().get("/").unwrap().status, 404, "host: test");
+    assert_eq!(TestConnection::open(proxy).unwrap().get("/").unwrap().status, 404, "host: test");
     // A warm-up: one-time allocations are made before the measurement.
     open_and_close(&target, 200);
     let before = (target.user.private_kib(), target.web.private_kib());
     open_and_close(&target, 2000);
     for _ in 0..50 {
         for address in [target.listener, proxy, inbound] {
-            let mut connection = Connection::open(address).unwrap();
+            let mut connection = TestConnection::open(address).unwrap();
             connection.send(garbage).unwrap();
             // Rejected, reset or closed: but ended, and never served.
             drop(connection.shut_down_sending());
@@ -194,17 +197,17 @@ fn noise_and_haste_leave_no_trace() {
 }
 
 /// Opens connections and closes them immediately, some in the middle of a request.
-fn open_and_close(target: &Target, times: usize) {
+fn open_and_close(target: &AttackedMesh, times: usize) {
     let inbound = target.web.inbound.unwrap();
     for turn in 0..times {
         let address = [target.listener, target.user.proxy, inbound][turn % 3];
-        let mut connection = Connection::open(address).unwrap();
+        let mut connection = TestConnection::open(address).unwrap();
         if turn % 2 == 0 {
             connection.send("GET / HT").unwrap();
         }
     }
     eventually("the sidecar serves after them", Duration::from_secs(10), || {
-        Connection::open(target.listener)
+        TestConnection::open(target.listener)
             .ok()?
             .get("/")
             .ok()

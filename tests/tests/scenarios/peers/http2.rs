@@ -6,7 +6,8 @@ use leno_tests::manifests::{
     allowed_http, client_manifest, mesh_config, server_manifest, server_of,
 };
 use leno_tests::{
-    Answer, Application, Dialogue, Mesh, Nginx, free_port, go_program, python_program, script_path,
+    LineClient, Nginx, TestAnswer, TestApplication, TestMesh, free_port, go_program,
+    python_program, script_path,
 };
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
 /// An nginx with plaintext HTTP/2, and an outbound listener for it.
 struct Site {
     nginx: Nginx,
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
 }
 
@@ -41,7 +42,7 @@ fn start_site(mode: &str) -> Site {
         client_manifest("user", &[], &[("web.shop", listener)]),
         allowed_http("user", "web", "/.*"),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     wait_until_responding(listener);
     Site { nginx, mesh, listener }
@@ -95,7 +96,7 @@ fn h2spec_finds_no_fault_with_what_a_sidecar_offers_foreign_members() {
         let (port, script) = (free_port(), script_path("mutual_tls.py"));
         let [listen, connect] = [port, inbound.port()].map(|port| port.to_string());
         let arguments = [&script[..], &listen, &connect, credential.to_str().unwrap()];
-        let mut member = Dialogue::start(python_program(), &arguments);
+        let mut member = LineClient::start(python_program(), &arguments);
         assert_eq!(member.send_line(""), "it listens");
         run_h2spec(port);
     }
@@ -147,12 +148,12 @@ fn curl_speaks_either_version_to_a_port_that_declares_the_newer_one() {
 #[test]
 fn curl_changes_to_http2_whatever_the_application_speaks() {
     for mode in ["allow", "deny"] {
-        let application = Application::start(|request| {
+        let application = TestApplication::start(|request| {
             let passed = request
                 .first_header("upgrade")
                 .or(request.first_header("http2-settings"))
                 .is_some();
-            Answer::ok(if passed { "what was for one hop" } else { "hello" })
+            TestAnswer::ok(if passed { "what was for one hop" } else { "hello" })
         });
         let listener = free_port();
         let manifests = [
@@ -161,7 +162,7 @@ fn curl_changes_to_http2_whatever_the_application_speaks() {
             client_manifest("user", &[], &[("echo.shop", listener)]),
             allowed_http("user", "echo", "/.*"),
         ];
-        let _mesh = Mesh::up(&manifests.concat());
+        let _mesh = TestMesh::up(&manifests.concat());
         wait_until_responding(loopback_address(listener));
         let url = format!("http://{}/", loopback_address(listener));
         // Two requests share the upgraded connection; a request with a body is not upgraded.
@@ -230,7 +231,7 @@ fn nginx_that_ends_connections_after_few_requests_loses_none() {
     }
     let listeners: Vec<(&str, u16)> =
         services.iter().zip(&sites).map(|(it, site)| (&**it, site.2.port())).collect();
-    let _mesh = Mesh::up(&(manifests + &client_manifest("user", &[], &listeners)));
+    let _mesh = TestMesh::up(&(manifests + &client_manifest("user", &[], &listeners)));
     for ((nginx, _, listener), limit) in sites.iter().zip(limits) {
         wait_until_responding(*listener);
         let body = nginx.served_file("body");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Application, Connection, Mesh, eventually, free_port};
+use leno_tests::{TestApplication, TestConnection, TestMesh, eventually, free_port};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::loopback_address;
@@ -19,19 +19,20 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
     let enough = limit.maximum.is_none_or(|files| files > CONNECTIONS as u64 + 1000);
     assert!(enough, "this test needs 11,000 open files: raise the hard limit (ulimit -Hn)");
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
-    let application = Application::start_echo();
+    let application = TestApplication::start_echo();
     let listener = free_port();
     let manifests = [
         mesh_config("allow"),
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let (user, web) = (mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1"));
-    let mut warm: Vec<Connection> = (0..50).map(|_| used_connection(listener)).collect();
+    let mut warm: Vec<TestConnection> = (0..50).map(|_| used_connection(listener)).collect();
     let before = (user.private_kib(), web.private_kib());
 
-    let mut idle: Vec<Connection> = (0..CONNECTIONS).map(|_| used_connection(listener)).collect();
+    let mut idle: Vec<TestConnection> =
+        (0..CONNECTIONS).map(|_| used_connection(listener)).collect();
     let after = (user.private_kib(), web.private_kib());
     let bytes = (after.0.saturating_sub(before.0)) * 1024 / CONNECTIONS as u64;
     let grown = after.1.saturating_sub(before.1);
@@ -54,8 +55,8 @@ fn ten_thousand_idle_connections_cost_little_and_still_work() {
 }
 
 /// Returns a connection that has sent one request.
-fn used_connection(listener: u16) -> Connection {
-    let mut connection = Connection::open(loopback_address(listener)).unwrap();
+fn used_connection(listener: u16) -> TestConnection {
+    let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
     assert_eq!(connection.get("/").unwrap().body, b"GET / ");
     connection
 }

@@ -4,7 +4,9 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
-use leno_tests::{ControlPlane, Mesh, Proxy, Streaming, eventually, free_port};
+use leno_tests::{
+    ControlProgram, SidecarProgram, StreamingApplication, TestMesh, eventually, free_port,
+};
 
 use super::run_curl;
 
@@ -26,12 +28,13 @@ fn download_status(arguments: &[&str]) -> String {
 
 #[test]
 fn a_mesh_may_speak_ipv6_alone() {
-    let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
+    let (application, listener) =
+        (StreamingApplication::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let manifests = mesh_manifests("deny", application.port(), listener);
-    let control = ControlPlane::start_at("[::1]:0", &manifests, &[]);
+    let control = ControlProgram::start_at("[::1]:0", &manifests, &[]);
     let options = ["--inbound", "::1", "--http-proxy", "[::1]:0", "--admin", "[::1]:0"];
-    let web = Proxy::join(&control, "shop/web-1", &options);
-    let user = Proxy::join(&control, "shop/user-1", &options);
+    let web = SidecarProgram::join(&control, "shop/web-1", &options);
+    let user = SidecarProgram::join(&control, "shop/user-1", &options);
     assert!(web.page.address.is_ipv6() && user.page.address.is_ipv6());
     assert!(web.page.inbound_listener(application.port()).is_ipv6());
 
@@ -54,11 +57,12 @@ fn a_mesh_may_speak_ipv6_alone() {
 
 #[test]
 fn either_version_leads_to_the_other() {
-    let (application, listener) = (Streaming::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
+    let (application, listener) =
+        (StreamingApplication::start_at(Ipv6Addr::LOCALHOST.into()), free_port());
     let other = free_port();
     let mut manifests = mesh_manifests("allow", application.port(), listener);
     manifests.push_str(&client_manifest("visitor", &[], &[("web.shop", other)]));
-    let _mesh = Mesh::up(&manifests);
+    let _mesh = TestMesh::up(&manifests);
     for listener in [format!("[::1]:{listener}"), format!("127.0.0.1:{other}")] {
         let url = format!("http://{listener}/1000");
         eventually("the listener is open", Duration::from_secs(20), || {

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
-use leno_tests::{Answer, Application, Mesh, free_port, python_program, script_path};
+use leno_tests::{TestAnswer, TestApplication, TestMesh, free_port, python_program, script_path};
 
 use super::{
     MODES, assert_closed, bounded_command, incompressible_bytes, loopback_address, run_curl,
@@ -22,14 +22,16 @@ fn check_client(name: &str, command: &[&str]) {
 
 fn check_in(mode: &str, name: &str, command: &[&str]) {
     // A proxy must not forward hop-by-hop headers (RFC 9110 §7.6.1).
-    let application = Application::start(|request| {
+    let application = TestApplication::start(|request| {
         if request.first_header("upgrade").or(request.first_header("http2-settings")).is_some() {
-            return Answer::Bytes(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".into());
+            return TestAnswer::Bytes(
+                b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".into(),
+            );
         }
         let (method, target) = request.method_and_target();
         let mut body = format!("{method} {target} ").into_bytes();
         body.extend_from_slice(&request.body);
-        Answer::ok(body)
+        TestAnswer::ok(body)
     });
     let requests = REQUESTS.to_string();
     let command = [command, &["http://echo.shop:9080", &requests]].concat();
@@ -39,7 +41,7 @@ fn check_in(mode: &str, name: &str, command: &[&str]) {
         client_manifest("user", &command, &[]),
         allowed_http("user", "echo", "/(hello|post)/.*"),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let line = mesh.up.wait_for_line(&format!("{name} client: "), Duration::from_secs(60));
     let all = format!("{0} of {0} as expected", 2 * REQUESTS);
     assert!(line.contains(&all), "{line}\n{}", mesh.up.printed_output());
@@ -82,7 +84,7 @@ for name in sys.argv[2:]:
             client_manifest("user", &[], &[("files.shop", listener)]),
             allowed_http("user", "files", "/(large|absent)?"),
         ];
-        let _mesh = Mesh::up(&manifests.concat());
+        let _mesh = TestMesh::up(&manifests.concat());
         wait_until_responding(loopback_address(listener));
         assert_closed(mode, loopback_address(listener), "/closed");
         let url = format!("http://127.0.0.1:{listener}");

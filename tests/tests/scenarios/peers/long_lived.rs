@@ -9,8 +9,8 @@ use leno_tests::manifests::{
     allowed_http, client_manifest, mesh_config, route_manifest, server_of,
 };
 use leno_tests::{
-    ControlPlane, Dialogue, Mesh, Program, Proxy, eventually, free_port, get, go_program,
-    python_program, script_path,
+    ControlProgram, LineClient, SidecarProgram, TestMesh, TestProgram, eventually, free_port, get,
+    go_program, python_program, script_path,
 };
 use rustix::process::Signal;
 
@@ -18,7 +18,7 @@ use super::loopback_address;
 
 /// The protocol of a bidirectional stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum StreamProtocol {
     WebSocket,
     /// Over HTTP/2 (RFC 8441), to an HTTP/1.1 server.
     WebSocketOverHttp2,
@@ -26,7 +26,7 @@ enum Kind {
     Grpc,
 }
 
-impl Kind {
+impl StreamProtocol {
     fn script_path(self) -> &'static str {
         match self {
             Self::WebSocket | Self::WebSocketOverHttp2 => "/room",
@@ -66,27 +66,27 @@ impl Kind {
     }
 
     /// Returns a client with an open stream through an outbound listener.
-    fn open_stream(self, listener: u16) -> Stream {
+    fn open_stream(self, listener: u16) -> LongLivedStream {
         let (program, file, scheme) = match self {
             Self::WebSocket => (python_program(), "websocket_client.py", "ws"),
             Self::WebSocketOverHttp2 => ("node", "websocket_http2.mjs", "http"),
             Self::Grpc => ("node", "grpc_stream.mjs", "http"),
         };
-        let mut client = Dialogue::start(program, &[&script_path(file)]);
+        let mut client = LineClient::start(program, &[&script_path(file)]);
         let open = format!("open {scheme}://127.0.0.1:{listener}{}", self.script_path());
         eventually("the server listens", MAX_WAIT, || {
             (client.send_line(&open) == "open").then_some(())
         });
-        Stream { client, open }
+        LongLivedStream { client, open }
     }
 }
 
-struct Stream {
-    client: Dialogue,
+struct LongLivedStream {
+    client: LineClient,
     open: String,
 }
 
-impl Stream {
+impl LongLivedStream {
     /// Sends messages of many sizes and receives them back.
     fn exchange_messages(&mut self) {
         for length in ["1", "125", "126", "65535", "65536", "1048576"] {
@@ -106,9 +106,9 @@ impl Stream {
 
 /// Changes the rules so that the open stream would no longer be allowed: first no matching route and a short
 /// timeout, then no route, `defaultPolicy: deny`, and other labels.
-fn outlives_rules(kind: Kind) {
+fn outlives_rules(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
-    let mesh = Mesh::up(&kind.chat_manifests(port, listener, &kind.server_command(port)));
+    let mesh = TestMesh::up(&kind.chat_manifests(port, listener, &kind.server_command(port)));
     let mut stream = kind.open_stream(listener);
     let user = mesh.sidecar("shop/user-1").pid;
     let turns = |path: &str, reason: &str| {
@@ -137,10 +137,10 @@ fn outlives_rules(kind: Kind) {
 }
 
 /// Certificates live for ten seconds, and the stream continues when all initial ones have expired.
-fn outlives_certificates(kind: Kind) {
+fn outlives_certificates(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
     let manifests = kind.chat_manifests(port, listener, &kind.server_command(port));
-    let mesh = Mesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
+    let mesh = TestMesh::up_with(&manifests, &["--certificate-lifetime", "10s"]);
     let mut stream = kind.open_stream(listener);
     let began = certificate_expiries(&mesh);
     let last = began.iter().copied().max().unwrap();
@@ -156,14 +156,14 @@ fn outlives_certificates(kind: Kind) {
 }
 
 /// Stops either sidecar: new streams are rejected, the open stream continues and ends with the drain.
-fn goes_on_while_a_sidecar_drains(kind: Kind) {
+fn goes_on_while_a_sidecar_drains(kind: StreamProtocol) {
     let (port, listener) = (free_port(), free_port());
     let run = kind.server_command(port);
-    let _server = Program::start("the server", Command::new(&run[0]).args(&run[1..]));
-    let control = ControlPlane::start(&kind.chat_manifests(port, listener, &[]), &[]);
+    let _server = TestProgram::start("the server", Command::new(&run[0]).args(&run[1..]));
+    let control = ControlProgram::start(&kind.chat_manifests(port, listener, &[]), &[]);
     let drain = ["--drain-timeout", "5s"];
-    let mut chat = Proxy::join(&control, "shop/chat-1", &drain);
-    let mut user = Proxy::join(&control, "shop/user-1", &drain);
+    let mut chat = SidecarProgram::join(&control, "shop/chat-1", &drain);
+    let mut user = SidecarProgram::join(&control, "shop/user-1", &drain);
     let inbound = chat.page.inbound_listener(port);
     for (stopped, listener_kind) in [(&mut user, loopback_address(listener)), (&mut chat, inbound)]
     {
@@ -184,51 +184,51 @@ fn goes_on_while_a_sidecar_drains(kind: Kind) {
 
 #[test]
 fn a_websocket_outlives_the_rules_that_it_began_under() {
-    outlives_rules(Kind::WebSocket);
+    outlives_rules(StreamProtocol::WebSocket);
 }
 
 #[test]
 fn a_websocket_over_http2_outlives_the_rules_that_it_began_under() {
-    outlives_rules(Kind::WebSocketOverHttp2);
+    outlives_rules(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
 fn a_call_of_grpc_outlives_the_rules_that_it_began_under() {
-    outlives_rules(Kind::Grpc);
+    outlives_rules(StreamProtocol::Grpc);
 }
 
 #[test]
 fn a_websocket_outlives_the_certificates_it_began_with() {
-    outlives_certificates(Kind::WebSocket);
+    outlives_certificates(StreamProtocol::WebSocket);
 }
 
 #[test]
 fn a_websocket_over_http2_outlives_the_certificates_it_began_with() {
-    outlives_certificates(Kind::WebSocketOverHttp2);
+    outlives_certificates(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
 fn a_call_of_grpc_outlives_the_certificates_it_began_with() {
-    outlives_certificates(Kind::Grpc);
+    outlives_certificates(StreamProtocol::Grpc);
 }
 
 #[test]
 fn a_websocket_goes_on_while_a_sidecar_drains() {
-    goes_on_while_a_sidecar_drains(Kind::WebSocket);
+    goes_on_while_a_sidecar_drains(StreamProtocol::WebSocket);
 }
 
 #[test]
 fn a_websocket_over_http2_goes_on_while_a_sidecar_drains() {
-    goes_on_while_a_sidecar_drains(Kind::WebSocketOverHttp2);
+    goes_on_while_a_sidecar_drains(StreamProtocol::WebSocketOverHttp2);
 }
 
 #[test]
 fn a_call_of_grpc_goes_on_while_a_sidecar_drains() {
-    goes_on_while_a_sidecar_drains(Kind::Grpc);
+    goes_on_while_a_sidecar_drains(StreamProtocol::Grpc);
 }
 
 /// Returns the expiry times of the certificates known to the control plane.
-fn certificate_expiries(mesh: &Mesh) -> Vec<u64> {
+fn certificate_expiries(mesh: &TestMesh) -> Vec<u64> {
     let certificates = mesh.get_json("certificates");
     let certificates = certificates.as_array().into_iter().flatten();
     certificates.filter_map(|certificate| certificate["not_after"].as_u64()).collect()

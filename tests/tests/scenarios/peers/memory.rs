@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::stream::{check_body, narrow_buffers, write_body};
-use leno_tests::{Mesh, Sidecar, Streaming, eventually, free_port};
+use leno_tests::{RunningSidecar, StreamingApplication, TestMesh, eventually, free_port};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -29,32 +29,32 @@ const ANSWER_BYTES: u64 = 4 * 1024 * 1024;
 const GIB: u64 = 1024 * 1024 * 1024;
 
 /// Two sidecars, and an application that streams.
-struct Pair {
-    _mesh: Mesh,
-    application: Streaming,
-    sidecars: [Sidecar; 2],
+struct SidecarPair {
+    _mesh: TestMesh,
+    application: StreamingApplication,
+    sidecars: [RunningSidecar; 2],
     listener: SocketAddr,
 }
 
-impl Pair {
-    fn start_http1(application: Streaming) -> Self {
+impl SidecarPair {
+    fn start_http1(application: StreamingApplication) -> Self {
         let server = server_manifest("web", application.port(), &[]);
         Self::start_pair(application, server)
     }
 
     /// Starts a pair with a listener that also accepts HTTP/2; the application receives HTTP/1.1.
-    fn over_http2(application: Streaming) -> Self {
+    fn over_http2(application: StreamingApplication) -> Self {
         let server = server_manifest("web", application.port(), &[])
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
         Self::start_pair(application, server)
     }
 
-    fn start_pair(application: Streaming, server: String) -> Self {
+    fn start_pair(application: StreamingApplication, server: String) -> Self {
         let listener = free_port();
         let manifests =
             [mesh_config("allow"), server, client_manifest("user", &[], &[("web.shop", listener)])];
         // The default stall timeout is a minute, and a busy machine may be slow.
-        let mesh = Mesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
+        let mesh = TestMesh::up_with(&manifests.concat(), &["--body-stall-timeout", "10m"]);
         let sidecars = [mesh.sidecar("shop/user-1"), mesh.sidecar("shop/web-1")];
         let pair =
             Self { _mesh: mesh, application, sidecars, listener: loopback_address(listener) };
@@ -65,7 +65,7 @@ impl Pair {
     }
 
     fn private_kib(&self) -> [u64; 2] {
-        self.sidecars.each_ref().map(Sidecar::private_kib)
+        self.sidecars.each_ref().map(RunningSidecar::private_kib)
     }
 
     /// Waits until the application cannot send any more bytes.
@@ -84,23 +84,23 @@ impl Pair {
     fn holds_for(
         &self,
         connect: impl Fn() -> Vec<TcpStream>,
-        most: [u64; 2],
+        peak: [u64; 2],
         read_on: impl Fn(&mut [TcpStream]),
     ) {
         let before = self.private_kib();
-        let in_flight = |sidecar: &Sidecar| sidecar.sum_metrics("leno_requests_in_flight");
+        let in_flight = |sidecar: &RunningSidecar| sidecar.sum_metrics("leno_requests_in_flight");
         for round in ["first", "next"] {
             let mut readers = connect();
             eventually("all are under way", Duration::from_secs(300), || {
-                let all = |sidecar: &Sidecar| in_flight(sidecar) >= READERS as f64;
+                let all = |sidecar: &RunningSidecar| in_flight(sidecar) >= READERS as f64;
                 self.sidecars.iter().all(all).then_some(())
             });
             self.wait_until_idle();
             let after = self.private_kib();
             eprintln!("the {round} {READERS} readers: {before:?} → {after:?} KiB");
-            for ((before, after), most) in before.iter().zip(after).zip(most) {
+            for ((before, after), peak) in before.iter().zip(after).zip(peak) {
                 let each = after.saturating_sub(*before) / READERS as u64;
-                assert!(each <= most, "{each} KiB for each reader");
+                assert!(each <= peak, "{each} KiB for each reader");
             }
             // Other clients are served meanwhile, and resumed readers receive the complete response.
             self.download_body(1024 * 1024);
@@ -115,34 +115,34 @@ impl Pair {
     /// Reads a response of this length; returns each sidecar's peak memory meanwhile.
     fn download_body(&self, length: u64) -> [u64; 2] {
         let mut tcp = request_body(TcpStream::connect(self.listener).unwrap(), length);
-        let mut most = Most::for_pair(self);
-        check_body(&mut tcp, length, |bytes| most.add_bytes(bytes)).unwrap();
-        most.kib
+        let mut peak = PeakMemory::for_pair(self);
+        check_body(&mut tcp, length, |bytes| peak.add_bytes(bytes)).unwrap();
+        peak.kib
     }
 
     /// Sends a request of this length; returns each sidecar's peak memory meanwhile.
     fn upload_body(&self, length: u64) -> [u64; 2] {
         let mut tcp = TcpStream::connect(self.listener).unwrap();
         write!(tcp, "POST / HTTP/1.1\r\nhost: web\r\ncontent-length: {length}\r\n\r\n").unwrap();
-        let mut most = Most::for_pair(self);
-        write_body(&mut tcp, length, |bytes| most.add_bytes(bytes)).unwrap();
+        let mut peak = PeakMemory::for_pair(self);
+        write_body(&mut tcp, length, |bytes| peak.add_bytes(bytes)).unwrap();
         let mut answer = [0; 1024];
         let read = tcp.read(&mut answer).unwrap();
         let answer = String::from_utf8_lossy(&answer[..read]);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        most.kib
+        peak.kib
     }
 }
 
 /// The peak memory of periodic samples.
-struct Most<'a> {
-    pair: &'a Pair,
+struct PeakMemory<'a> {
+    pair: &'a SidecarPair,
     since: u64,
     kib: [u64; 2],
 }
 
-impl<'a> Most<'a> {
-    fn for_pair(pair: &'a Pair) -> Self {
+impl<'a> PeakMemory<'a> {
+    fn for_pair(pair: &'a SidecarPair) -> Self {
         Self { pair, since: 0, kib: pair.private_kib() }
     }
 
@@ -234,15 +234,15 @@ fn read_many(tcp: &mut TcpStream) {
 /// Transfers bodies of this length, one in each direction: neither sidecar needs more memory than for a short
 /// one.
 fn assert_transfers(length: u64) {
-    let pair = Pair::start_http1(Streaming::start());
+    let pair = SidecarPair::start_http1(StreamingApplication::start());
     let before = pair.private_kib();
-    for (way, most) in [("down", pair.download_body(length)), ("up", pair.upload_body(length))] {
+    for (way, peak) in [("down", pair.download_body(length)), ("up", pair.upload_body(length))] {
         let gib = length / GIB;
         eprintln!(
-            "{gib} GiB {way}: {before:?} → at most {most:?} KiB (client's, server's sidecar)"
+            "{gib} GiB {way}: {before:?} → at most {peak:?} KiB (client's, server's sidecar)"
         );
-        for (before, most) in before.iter().zip(most) {
-            let grown = most.saturating_sub(*before);
+        for (before, peak) in before.iter().zip(peak) {
+            let grown = peak.saturating_sub(*before);
             assert!(grown <= BODY_KIB_MAX, "{grown} KiB more for {gib} GiB {way}");
         }
     }
@@ -262,7 +262,7 @@ fn ten_gibibytes_cost_no_more_than_a_short_body() {
 #[test]
 fn a_thousand_readers_that_do_not_read_hold_a_bounded_part_of_their_answers() {
     raise_limit();
-    let pair = Pair::start_http1(Streaming::start_narrow());
+    let pair = SidecarPair::start_http1(StreamingApplication::start_narrow());
     let connect = || (0..READERS).map(|_| stalled_reader(pair.listener)).collect::<Vec<_>>();
     pair.holds_for(connect, READER_KIB_MAX, |readers| {
         for reader in readers.iter_mut().step_by(100) {
@@ -275,7 +275,7 @@ fn a_thousand_readers_that_do_not_read_hold_a_bounded_part_of_their_answers() {
 #[test]
 fn a_thousand_streams_of_http2_that_nobody_reads_hold_a_bounded_part_of_their_answers() {
     raise_limit();
-    let pair = Pair::over_http2(Streaming::start_narrow());
+    let pair = SidecarPair::over_http2(StreamingApplication::start_narrow());
     let connections = READERS / STREAMS;
     let connect = || (0..connections).map(|_| reader_of_many(pair.listener)).collect::<Vec<_>>();
     pair.holds_for(connect, STREAM_KIB_MAX, |readers| read_many(&mut readers[0]));

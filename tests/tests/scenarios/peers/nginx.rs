@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
-use leno_tests::{Connection, Mesh, Nginx, free_port};
+use leno_tests::{Nginx, TestConnection, TestMesh, free_port};
 
 use super::{
     MODES, assert_closed, incompressible_bytes, loopback_address, run_curl, wait_until_responding,
@@ -20,7 +20,7 @@ const LOCATIONS: &str = "
 
 struct Site {
     nginx: Nginx,
-    _mesh: Mesh,
+    _mesh: TestMesh,
     listener: SocketAddr,
 }
 
@@ -46,7 +46,7 @@ fn start_site(mode: &str) -> Site {
             "/((list|upload)/.*|index.html|small|large|text|fixed|absent)?",
         ),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
     wait_until_responding(listener);
     assert_closed(mode, listener, "/closed");
@@ -153,7 +153,7 @@ fn uploads_arrive_whole_and_may_be_announced_first() {
 fn one_connection_carries_many_requests_and_wrk_sees_no_error() {
     for mode in MODES {
         let site = start_site(mode);
-        let mut connection = Connection::open(site.listener).unwrap();
+        let mut connection = TestConnection::open(site.listener).unwrap();
         let small = incompressible_bytes(1024);
         for _ in 0..200 {
             let response = connection.get("/small").unwrap();

@@ -5,7 +5,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{Answer, Application, Connection, Mesh, Program, eventually, free_port, is_root};
+use leno_tests::{
+    TestAnswer, TestApplication, TestConnection, TestMesh, TestProgram, eventually, free_port,
+    is_root,
+};
 use rustix::process::Signal;
 
 use super::loopback_address;
@@ -19,11 +22,11 @@ fn nothing_readable_travels_between_sidecars() {
     if !is_root() {
         return eprintln!("skipped: capturing packets needs root");
     }
-    let application = Application::start(|request| {
+    let application = TestApplication::start(|request| {
         let text = format!("{MARKER} {}", String::from_utf8_lossy(&request.body)).repeat(100);
         let length = text.len();
         let head = format!("HTTP/1.1 200 OK\r\nx-m: {MARKER}\r\ncontent-length: {length}\r\n\r\n");
-        Answer::Bytes((head + &text).into_bytes())
+        TestAnswer::Bytes((head + &text).into_bytes())
     });
     let listener = free_port();
     let manifests = [
@@ -31,13 +34,13 @@ fn nothing_readable_travels_between_sidecars() {
         server_manifest("web", application.port(), &[]),
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let inbound = mesh.sidecar("shop/web-1").inbound.expect("it has a port").port();
     let folder = tempfile::tempdir().unwrap();
-    let between = Capture::start(inbound, &folder.path().join("between"));
-    let behind = Capture::start(application.port(), &folder.path().join("behind"));
+    let between = PacketCapture::start(inbound, &folder.path().join("between"));
+    let behind = PacketCapture::start(application.port(), &folder.path().join("behind"));
 
-    let mut connection = Connection::open(loopback_address(listener)).unwrap();
+    let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
     for turn in 0..REQUESTS {
         let body = MARKER.repeat(100);
         let head = format!(
@@ -69,19 +72,19 @@ fn nothing_readable_travels_between_sidecars() {
 }
 
 /// A running tcpdump on loopback.
-struct Capture {
-    tcpdump: Program,
+struct PacketCapture {
+    tcpdump: TestProgram,
     file: std::path::PathBuf,
 }
 
-impl Capture {
+impl PacketCapture {
     fn start(port: u16, file: &Path) -> Self {
         let mut command = Command::new("tcpdump");
         // Runs as root to the end, to write into our private folder; unbuffered, and with enough capture buffer
         // that its counters prove a complete capture.
         command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w"]);
         command.arg(file).arg(format!("tcp port {port}"));
-        let tcpdump = Program::start("tcpdump", &mut command);
+        let tcpdump = TestProgram::start("tcpdump", &mut command);
         tcpdump.wait_for_line("listening on", Duration::from_secs(20));
         Self { tcpdump, file: file.to_owned() }
     }

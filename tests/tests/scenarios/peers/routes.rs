@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use leno_tests::manifests::{
     client_manifest, mesh_config, route_manifest, server_manifest, service_manifest,
 };
-use leno_tests::{Answer, Application, Connection, Mesh, Nginx, Response, eventually, free_port};
+use leno_tests::{
+    Nginx, Response, TestAnswer, TestApplication, TestConnection, TestMesh, eventually, free_port,
+};
 
 use super::{loopback_address, wait_until_responding};
 use crate::faults::connected_sidecar;
@@ -14,11 +16,11 @@ use crate::faults::connected_sidecar;
 /// A service `web` with routes to `python` (a `python3 -m http.server`), to `nginx`, or to `silent`, which
 /// never responds.
 struct Shop {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: SocketAddr,
     _nginx: Nginx,
     _files: tempfile::TempDir,
-    _silent: Application,
+    _silent: TestApplication,
 }
 
 fn start_shop() -> Shop {
@@ -33,7 +35,7 @@ fn start_shop() -> Shop {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("index.html"), "python").unwrap();
     }
-    let silent = Application::start(|_| Answer::Silence);
+    let silent = TestApplication::start(|_| TestAnswer::Silence);
     let [python, listener, to_python, to_nginx] = std::array::from_fn(|_| free_port());
     let port = python.to_string();
     let folder = files.path().to_str().unwrap();
@@ -49,7 +51,7 @@ fn start_shop() -> Shop {
         server_manifest("silent", silent.port(), &[]),
         client_manifest("user", &[], &listeners),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     wait_until_responding(loopback_address(to_python));
     wait_until_responding(loopback_address(to_nginx));
     Shop {
@@ -73,7 +75,7 @@ impl Shop {
     }
 
     fn send_request(&self, method: &str, path: &str, fields: &str) -> Response {
-        let mut connection = Connection::open(self.listener).unwrap();
+        let mut connection = TestConnection::open(self.listener).unwrap();
         let length = if method == "POST" { "content-length: 0\r\n" } else { "" };
         let head = format!("{method} {path} HTTP/1.1\r\nhost: web\r\n{length}{fields}\r\n");
         connection.send(head).unwrap();
@@ -115,7 +117,7 @@ fn weights_split_requests_between_services_and_may_change_at_any_time() {
     shop.replace_routes(&[&split(0, 1)], has_body("nginx"));
     // Either backend may respond now; the first response of the other backend shows that the route is in force.
     shop.replace_routes(&[&split(90, 10)], has_body("python"));
-    let mut connection = Connection::open(shop.listener).unwrap();
+    let mut connection = TestConnection::open(shop.listener).unwrap();
     let answers: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
     assert!(answers.iter().all(|answer| answer.status == 200));
     let nginx = answers.iter().filter(|answer| answer.body == b"nginx").count();

@@ -4,14 +4,14 @@ use std::process::Output;
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_tcp, client_manifest, mesh_config, server_of};
-use leno_tests::{Mesh, SelfSigned, eventually, free_port};
+use leno_tests::{SelfSigned, TestMesh, eventually, free_port};
 use tempfile::TempDir;
 
 use super::{MODES, bounded_command};
 
 /// Two servers, each with a certificate for its own name, and a service `secure` of the first.
 struct Site {
-    mesh: Mesh,
+    mesh: TestMesh,
     listener: u16,
     _files: TempDir,
 }
@@ -40,7 +40,7 @@ fn start_site(mode: &str, route: &str) -> Site {
         secure,
         allowed_tcp("user", "one"),
     ];
-    let mesh = Mesh::up(&[&manifests[..], &servers].concat().concat());
+    let mesh = TestMesh::up(&[&manifests[..], &servers].concat().concat());
     mesh.write("route.yaml", route);
     Site { mesh, listener, _files: files }
 }
@@ -81,7 +81,7 @@ spec:
 "#;
 
 #[test]
-fn sessions_are_led_by_the_server_name_and_others_are_cut_off() {
+fn sessions_are_routed_by_server_name_and_others_are_closed() {
     for mode in MODES {
         let site = start_site(mode, ROUTE);
         site.mesh.write("policy.yaml", &allowed_tcp("user", "two"));

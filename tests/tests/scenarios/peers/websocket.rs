@@ -5,18 +5,18 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_manifest};
-use leno_tests::{Dialogue, Mesh, eventually, free_port, python_program, script_path};
+use leno_tests::{LineClient, TestMesh, eventually, free_port, python_program, script_path};
 
 use super::{MODES, run_curl};
 
 /// A Python WebSocket server behind one sidecar, and a client with another.
 struct Chat {
-    mesh: Mesh,
+    mesh: TestMesh,
     entry: u16,
-    client: Dialogue,
+    client: LineClient,
 }
 
-fn start_chat(mode: &str, speaker: Dialogue) -> Chat {
+fn start_chat(mode: &str, speaker: LineClient) -> Chat {
     let (port, entry) = (free_port(), free_port());
     let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
     let manifests = [
@@ -25,7 +25,7 @@ fn start_chat(mode: &str, speaker: Dialogue) -> Chat {
         client_manifest("user", &[], &[("chat.shop", entry)]),
         allowed_http("user", "chat", "/(room|greeted)"),
     ];
-    let mesh = Mesh::up(&manifests.concat());
+    let mesh = TestMesh::up(&manifests.concat());
     let mut chat = Chat { mesh, entry, client: speaker };
     eventually("the server listens", MAX_WAIT, || {
         (chat.open_client("/room") == "open").then_some(())
@@ -34,13 +34,13 @@ fn start_chat(mode: &str, speaker: Dialogue) -> Chat {
 }
 
 /// Returns a client with Python's `websockets`.
-fn python_client() -> Dialogue {
-    Dialogue::start(python_program(), &[&script_path("websocket_client.py")])
+fn python_client() -> LineClient {
+    LineClient::start(python_program(), &[&script_path("websocket_client.py")])
 }
 
 /// Returns a client with Node's `ws`, installed by Debian in a path that only its own Node searches.
-fn node_client() -> Dialogue {
-    Dialogue::start(
+fn node_client() -> LineClient {
+    LineClient::start(
         "env",
         &["NODE_PATH=/usr/share/nodejs", "node", &script_path("websocket_ws.cjs")],
     )
@@ -88,7 +88,7 @@ fn messages_pings_and_closes_pass_both_ways_in_either_mode() {
 }
 
 #[test]
-fn curl_hears_what_a_server_says_first() {
+fn curl_receives_the_first_message_of_a_server() {
     for mode in MODES {
         let chat = start_chat(mode, python_client());
         let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.entry);
@@ -119,7 +119,7 @@ fn many_connections_share_the_way() {
 }
 
 #[test]
-fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
+fn an_http2_client_reaches_an_http1_server() {
     for mode in MODES {
         let (port, entry) = (free_port(), free_port());
         let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
@@ -132,8 +132,8 @@ fn a_client_of_http2_reaches_a_server_that_knows_http1_only() {
             client_manifest("user", &[], &[("chat.shop", entry)]),
             allowed_http("user", "chat", "/room"),
         ];
-        let mesh = Mesh::up(&manifests.concat());
-        let mut client = Dialogue::start("node", &[&script_path("websocket_http2.mjs")]);
+        let mesh = TestMesh::up(&manifests.concat());
+        let mut client = LineClient::start("node", &[&script_path("websocket_http2.mjs")]);
         let open = format!("open http://127.0.0.1:{entry}/room");
         eventually("the server listens", MAX_WAIT, || {
             (client.send_line(&open) == "open").then_some(())
@@ -181,7 +181,7 @@ fn bytes_of_a_client_arrive_after_the_end_of_the_applications_direction() {
         server_manifest("chat", port, &[]),
         client_manifest("user", &[], &[("chat.shop", entry)]),
     ];
-    let _mesh = Mesh::up(&manifests.concat());
+    let _mesh = TestMesh::up(&manifests.concat());
     let mut stream = TcpStream::connect(("127.0.0.1", entry)).unwrap();
     stream.set_read_timeout(Some(MAX_WAIT)).unwrap();
     stream.write_all(UPGRADE).unwrap();

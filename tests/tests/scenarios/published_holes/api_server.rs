@@ -6,34 +6,36 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leno_tests::{Answer, Application, Program, Received, eventually, free_port, leno_command};
+use leno_tests::{
+    ReceivedRequest, TestAnswer, TestApplication, TestProgram, eventually, free_port, leno_command,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The control plane and its API server.
-pub(super) struct ApiServer {
-    kept: Arc<Kept>,
-    control: Program,
+pub(super) struct FakeApiServer {
+    kept: Arc<ServedObjects>,
+    control: TestProgram,
     webhook: u16,
-    _server: Application,
+    _server: TestApplication,
     _folder: TempDir,
 }
 
 /// Objects by path, and the paths of all requests.
 #[derive(Default)]
-struct Kept {
+struct ServedObjects {
     objects: Mutex<BTreeMap<String, Value>>,
     requests: Mutex<Vec<String>>,
 }
 
-impl ApiServer {
+impl FakeApiServer {
     /// Starts both, and waits until the webhook responds.
     pub(super) fn with_control_plane() -> Self {
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(ServedObjects::default());
         let shop = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
         kept.lock_objects().insert("/api/v1/namespaces/shop".to_owned(), shop);
         let keeping = kept.clone();
-        let server = Application::start(move |request| keeping.handle_request(request));
+        let server = TestApplication::start(move |request| keeping.handle_request(request));
         let folder = tempfile::tempdir().expect("a directory");
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -50,7 +52,7 @@ impl ApiServer {
             .args(["--webhook", &format!("127.0.0.1:{webhook}"), "--data"])
             .arg(folder.path().join("data"));
         command.env("KUBECONFIG", file).env("POD_IP", "127.0.0.1").env("LENO_IMAGE", "leno:test");
-        let control = Program::start("leno control", &mut command);
+        let control = TestProgram::start("leno control", &mut command);
         let started = Self { kept, control, webhook, _server: server, _folder: folder };
         eventually("the webhook responds", MAX_WAIT, || {
             (started.send_review("shop") == 200).then_some(())
@@ -112,17 +114,17 @@ impl ApiServer {
     }
 }
 
-impl Kept {
+impl ServedObjects {
     fn lock_objects(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Value>> {
         self.objects.lock().expect("no thread panicked")
     }
 
-    fn handle_request(&self, request: &Received) -> Answer {
+    fn handle_request(&self, request: &ReceivedRequest) -> TestAnswer {
         let (method, target) = request.method_and_target();
         self.requests.lock().expect("no thread panicked").push(target.to_owned());
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         if query.contains("watch=") {
-            return Answer::Silence;
+            return TestAnswer::Silence;
         }
         let body = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
         let (status, object) = self.respond_to(method, path, query, body);
@@ -131,7 +133,7 @@ impl Kept {
             "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             text.len()
         );
-        Answer::Bytes([head, text].concat().into_bytes())
+        TestAnswer::Bytes([head, text].concat().into_bytes())
     }
 
     fn respond_to(&self, method: &str, path: &str, query: &str, mut body: Value) -> (u16, Value) {

@@ -75,11 +75,11 @@ pub(super) fn key_material(directory: &Path) -> Vec<String> {
 }
 
 /// Forwards the connections to one address to another, byte for byte.
-pub(super) struct Forwarder {
+pub(super) struct ByteForwarder {
     _thread: thread::JoinHandle<()>,
 }
 
-impl Forwarder {
+impl ByteForwarder {
     pub(super) fn start(from: SocketAddr, to: SocketAddr) -> Self {
         let listener = TcpListener::bind(from).expect("the address is free");
         let serve = move || {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leno_tests::{CollectedPoint, ControlPlane};
+use leno_tests::{CollectedPoint, ControlProgram};
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn strip_empty_labels(series: &str) -> String {
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&export_settings(collector.http, "http"));
     shop.waits_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
@@ -120,7 +120,7 @@ fn a_collector_has_the_metrics_of_the_page_over_http_and_over_grpc() {
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let shop = Shop::start_shop(&export_settings(collector.http, "http"));
     shop.waits_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
@@ -164,7 +164,7 @@ fn a_collector_has_the_lines_of_both_sidecars_over_http_and_over_grpc() {
 }
 
 /// Returns the instance id of a control plane at a collector.
-fn instance_id(control: &ControlPlane) -> String {
+fn instance_id(control: &ControlProgram) -> String {
     let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     format!("{}:{}", machine.trim(), control.listen_address().port())
 }
@@ -172,12 +172,12 @@ fn instance_id(control: &ControlPlane) -> String {
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     for (port, protocol) in [(collector.http, "http"), (collector.grpc, "grpc")] {
         let manifests =
             [metrics_settings(port, protocol, "1s"), server_manifest("stock", 9080, &[])].concat();
         let health = ["--health", "127.0.0.1:0"];
-        let replicas = ControlPlane::start_replicas(2, &manifests, &health);
+        let replicas = ControlProgram::start_replicas(2, &manifests, &health);
         for control in &replicas {
             let up = control.program.wait_for_line("control plane ready", MAX_WAIT);
             let health = up.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
@@ -201,11 +201,11 @@ fn a_collector_has_the_metrics_of_every_control_plane_over_http_and_over_grpc() 
 #[test]
 #[ignore = "builds an OpenTelemetry Collector with Go 1.23: `./test collectors` runs it"]
 fn a_control_plane_pushes_once_more_when_it_ends() {
-    let collector = Collector::start();
+    let collector = OtlpCollector::start();
     let manifests =
         [metrics_settings(collector.http, "http", "1h"), server_manifest("stock", 9080, &[])]
             .concat();
-    let mut control = ControlPlane::start(&manifests, &[]);
+    let mut control = ControlProgram::start(&manifests, &[]);
     let instance = instance_id(&control);
     control.program.stop(MAX_WAIT);
     eventually("the last push is there", MAX_WAIT, || {

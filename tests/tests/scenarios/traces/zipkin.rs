@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use leno_tests::{Program, get, zipkin_path};
+use leno_tests::{TestProgram, get, zipkin_path};
 use serde_json::Value;
 
 use super::*;
@@ -17,7 +17,7 @@ fn zipkin_has_the_spans_of_both_sidecars() {
     let listens =
         ["ip=127.0.0.1".to_owned(), format!("port={port}"), "protocols[0]=http".to_owned()];
     command.args(listens.map(|setting| format!("--armeria.ports[0].{setting}")));
-    let _server = Program::start("Zipkin", &mut command);
+    let _server = TestProgram::start("Zipkin", &mut command);
     let healthy = || get(address, "/health").ok().filter(|health| health.status == 200);
     eventually("Zipkin is up", Duration::from_secs(180), healthy);
     let shop = Shop::start_shop(&format!(

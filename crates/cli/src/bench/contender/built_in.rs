@@ -2,16 +2,16 @@
 
 use anyhow::Context as _;
 
-use super::description::Description;
+use super::description::ContenderDescription;
 
 /// Returns the descriptions of a third-party contender, one per layout.
 ///
 /// # Errors
 /// If there is none of this name.
-pub(super) fn built_in_descriptions(name: &str) -> anyhow::Result<Vec<Description>> {
+pub(super) fn built_in_descriptions(name: &str) -> anyhow::Result<Vec<ContenderDescription>> {
     let texts = FILES.iter().filter(|(of, _)| *of == name);
-    let all: Vec<Description> =
-        texts.map(|(_, text)| Description::parse(text)).collect::<anyhow::Result<_>>()?;
+    let all: Vec<ContenderDescription> =
+        texts.map(|(_, text)| ContenderDescription::parse(text)).collect::<anyhow::Result<_>>()?;
     (!all.is_empty()).then_some(all).with_context(|| format!("unknown contender `{name}`"))
 }
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_is_understood() {
+    fn every_contender_file_is_valid() {
         for (name, _) in FILES {
             for description in built_in_descriptions(name).unwrap() {
                 assert_eq!(description.name, *name);

@@ -8,17 +8,17 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
-use super::running::{Part, Running};
-use super::{Place, installed, yaml};
+use super::running::{ProcessRole, RunningContender};
+use super::{RunEnvironment, installed, yaml};
 use crate::bench::certificates;
-use crate::bench::child::Launch;
+use crate::bench::child::ProcessSpec;
 use crate::bench::layout::Layout;
 use crate::bench::rig::Rig;
 
 /// A contender as described by its file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::bench) struct Description {
+pub(in crate::bench) struct ContenderDescription {
     /// Its name in reports.
     pub(in crate::bench) name: String,
     /// A one-sentence description.
@@ -50,7 +50,7 @@ struct ProcessDescription {
     files: BTreeMap<String, String>,
 }
 
-impl Description {
+impl ContenderDescription {
     /// Loads a contender file.
     ///
     /// # Errors
@@ -109,23 +109,31 @@ impl Description {
     ///
     /// # Errors
     /// If a file cannot be written, a process cannot be started, or a placeholder is unknown.
-    pub(super) fn start(&self, place: &mut Place<'_, '_>) -> anyhow::Result<Running> {
-        let program = self.find_program(place.rig)?;
-        let certificates = place.rig.certificates_directory()?;
-        let mut running = Running::default();
+    pub(super) fn start(
+        &self,
+        environment: &mut RunEnvironment<'_, '_>,
+    ) -> anyhow::Result<RunningContender> {
+        let program = self.find_program(environment.rig)?;
+        let certificates = environment.rig.certificates_directory()?;
+        let mut running = RunningContender::default();
         for process in &self.processes {
             let mut files = Vec::new();
             for (name, template) in &process.files {
-                let text = fill_template(template, &program, &certificates, place)?;
-                write_below(&place.dir, name, &text)?;
+                let text = fill_template(template, &program, &certificates, environment)?;
+                write_below(&environment.dir, name, &text)?;
                 files.push((name.clone(), text));
             }
             let mut command = Vec::new();
             for word in &process.command {
-                command.push(OsString::from(fill_template(word, &program, &certificates, place)?));
+                command.push(OsString::from(fill_template(
+                    word,
+                    &program,
+                    &certificates,
+                    environment,
+                )?));
             }
-            let launch = Launch::new(command);
-            running.start(place, Part::Proxy, &process.name, &launch, files)?;
+            let launch = ProcessSpec::new(command);
+            running.start(environment, ProcessRole::Proxy, &process.name, &launch, files)?;
         }
         Ok(running)
     }
@@ -151,7 +159,7 @@ fn fill_template(
     template: &str,
     program: &Path,
     certificates: &Path,
-    place: &mut Place<'_, '_>,
+    environment: &mut RunEnvironment<'_, '_>,
 ) -> anyhow::Result<String> {
     let mut text = String::with_capacity(template.len());
     let mut rest = template;
@@ -166,14 +174,14 @@ fn fill_template(
         };
         match name {
             "program" => text.push_str(&program.to_string_lossy()),
-            "dir" => text.push_str(&place.dir.to_string_lossy()),
+            "dir" => text.push_str(&environment.dir.to_string_lossy()),
             "certificates" => text.push_str(&certificates.to_string_lossy()),
-            "cores" => text.push_str(&place.rig.proxy_threads().to_string()),
+            "cores" => text.push_str(&environment.rig.proxy_threads().to_string()),
             // Workers of a program started by root drop root, and then cannot read its files.
             "user" if rustix::process::geteuid().is_root() => text.push_str("user root root;"),
             "user" => {}
             name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {
-                (Some(role), _) => text.push_str(&place.ports.port_for(role)?.to_string()),
+                (Some(role), _) => text.push_str(&environment.ports.port_for(role)?.to_string()),
                 (None, Some(of)) => text.push_str(&certificates::spiffe_id(of)),
                 (None, None) => bail!("unknown placeholder `@{name}@`"),
             },
@@ -195,16 +203,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_with_a_field_nobody_knows_is_refused() {
+    fn a_file_with_an_unknown_field_is_rejected() {
         let good = "name: x\nabout: y\nlayout: http\nprogram: /bin/x\n\
                     processes: [{name: one, command: [\"@program@\"]}]\n";
-        Description::parse(good).unwrap();
+        ContenderDescription::parse(good).unwrap();
         for bad in [
             good.replace("about", "abut"),
             good.replace("layout: http", "layout: star"),
             "name: x\nabout: y\nlayout: http\nprogram: x\nprocesses: []\n".to_owned(),
         ] {
-            assert!(Description::parse(&bad).is_err(), "{bad}");
+            assert!(ContenderDescription::parse(&bad).is_err(), "{bad}");
         }
     }
 

@@ -11,7 +11,7 @@ use crate::data_directory::HomeArgs;
 
 /// Arguments of `leno bench install`.
 #[derive(Debug, Args)]
-pub(crate) struct InstallArgs {
+pub(crate) struct BenchInstallArgs {
     /// Program to install
     #[arg(value_enum)]
     what: Installable,
@@ -26,7 +26,7 @@ enum Installable {
     Envoy,
 }
 
-impl InstallArgs {
+impl BenchInstallArgs {
     /// Installs the program where [`find`] searches.
     pub(in crate::bench) fn run(self) -> anyhow::Result<ExitCode> {
         let Installable::Envoy = self.what;

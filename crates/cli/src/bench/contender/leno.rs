@@ -9,16 +9,16 @@ use anyhow::Context as _;
 use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep};
 
-use super::Place;
-use super::running::{Part, Running, START_MAX_WAIT};
+use super::RunEnvironment;
+use super::running::{ProcessRole, RunningContender, START_MAX_WAIT};
 use crate::bench::awaited::LOOK_EVERY;
 use crate::bench::layout::Layout;
-use crate::bench::rig::{DefaultPolicy, MeshRules};
-use crate::get::Mesh;
+use crate::bench::rig::{BenchDefaultPolicy, MeshRules};
+use crate::get::MeshSocket;
 
 /// The observability settings of the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Sight {
+pub(in crate::bench) enum BenchObservability {
     /// The default: no request logs or exports.
     Nothing,
     /// Traces and the access log with 1 % sampling, and metrics, all exported with OTLP.
@@ -26,16 +26,16 @@ pub(in crate::bench) enum Sight {
 }
 
 /// Describes the measured configuration.
-pub(super) fn describe_configuration(sight: Sight) -> String {
+pub(super) fn describe_configuration(sight: BenchObservability) -> String {
     let sight = match sight {
-        Sight::Nothing => "access log off",
-        Sight::Everything => SEEN,
+        BenchObservability::Nothing => "access log off",
+        BenchObservability::Everything => SEEN,
     };
     format!("{ABOUT}, {sight}")
 }
 
 /// One workload of the measured mesh.
-struct Workload {
+struct MeasuredWorkload {
     name: &'static str,
     /// The service of the workload, and its service account.
     service: &'static str,
@@ -51,19 +51,24 @@ struct Workload {
 ///
 /// # Errors
 /// If a process does not start, with the end of its log.
-pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Result<Running> {
-    let workloads = workloads_of_layout(place.layout);
-    let mut running = Running::default();
+pub(super) async fn start(
+    environment: &mut RunEnvironment<'_, '_>,
+    sight: BenchObservability,
+) -> anyhow::Result<RunningContender> {
+    let workloads = workloads_of_layout(environment.layout);
+    let mut running = RunningContender::default();
     let settings = match sight {
-        Sight::Nothing => String::new(),
-        Sight::Everything => seen_by(start_collector(&mut running, place).await?),
+        BenchObservability::Nothing => String::new(),
+        BenchObservability::Everything => {
+            seen_by(start_collector(&mut running, environment).await?)
+        }
     };
-    let manifests = render_manifests(place, workloads, &settings)?;
-    let file = place.dir.join("mesh.yaml");
+    let manifests = render_manifests(environment, workloads, &settings)?;
+    let file = environment.dir.join("mesh.yaml");
     std::fs::write(&file, &manifests)
         .with_context(|| format!("cannot write {}", file.display()))?;
-    let data = place.dir.join("data");
-    let control = place.ports.address_for("control")?;
+    let data = environment.dir.join("data");
+    let control = environment.ports.address_for("control")?;
     let arguments = owned_strings(&[
         "control",
         "--log-level=warn",
@@ -75,11 +80,11 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
         &control.to_string(),
     ]);
     let files = vec![("mesh.yaml".to_owned(), manifests)];
-    running.start_leno(place, Part::Auxiliary, "control", arguments, files)?;
+    running.start_leno(environment, ProcessRole::Auxiliary, "control", arguments, files)?;
     let mut admins = Vec::new();
     for workload in workloads {
-        let token = request_token(&mut running, place, &data, workload.name).await?;
-        admins.push(start_sidecar(&mut running, place, workload, &token)?);
+        let token = request_token(&mut running, environment, &data, workload.name).await?;
+        admins.push(start_sidecar(&mut running, environment, workload, &token)?);
     }
     for admin in admins {
         running.until_answered(admin, "/ready").await?;
@@ -89,12 +94,12 @@ pub(super) async fn start(place: &mut Place<'_, '_>, sight: Sight) -> anyhow::Re
 
 /// Starts the collector of exports; returns its address.
 async fn start_collector(
-    running: &mut Running,
-    place: &mut Place<'_, '_>,
+    running: &mut RunningContender,
+    environment: &mut RunEnvironment<'_, '_>,
 ) -> anyhow::Result<SocketAddr> {
-    let address = place.ports.address_for("collector")?;
+    let address = environment.ports.address_for("collector")?;
     let arguments = owned_strings(&["bench", "collector", "--port", &address.port().to_string()]);
-    running.start_leno(place, Part::Auxiliary, "collector", arguments, Vec::new())?;
+    running.start_leno(environment, ProcessRole::Auxiliary, "collector", arguments, Vec::new())?;
     running.until_answered(address, "/").await?;
     Ok(address)
 }
@@ -107,7 +112,7 @@ fn seen_by(collector: SocketAddr) -> String {
     )
 }
 
-fn workloads_of_layout(layout: Layout) -> &'static [Workload] {
+fn workloads_of_layout(layout: Layout) -> &'static [MeasuredWorkload] {
     match layout {
         Layout::Http | Layout::Tcp => PAIR,
         Layout::Bookinfo => BOOKINFO,
@@ -118,47 +123,47 @@ fn workloads_of_layout(layout: Layout) -> &'static [Workload] {
 
 /// Starts the sidecar of a workload; returns the address of its admin page.
 fn start_sidecar(
-    running: &mut Running,
-    place: &mut Place<'_, '_>,
-    workload: &Workload,
+    running: &mut RunningContender,
+    environment: &mut RunEnvironment<'_, '_>,
+    workload: &MeasuredWorkload,
     token: &Path,
 ) -> anyhow::Result<SocketAddr> {
     let name = workload.name;
-    let admin = place.ports.address_for(&format!("{name}-admin"))?;
+    let admin = environment.ports.address_for(&format!("{name}-admin"))?;
     let http_proxy = match workload.http_proxy {
-        Some(role) => place.ports.address_for(role)?.to_string(),
+        Some(role) => environment.ports.address_for(role)?.to_string(),
         None => "off".to_owned(),
     };
     let arguments = owned_strings(&[
         "proxy",
         "--log-level=warn",
         "--workload",
-        &format!("{}/{name}-1", place.layout.namespace()),
+        &format!("{}/{name}-1", environment.layout.namespace()),
         "--token-file",
         &token.to_string_lossy(),
         "--state",
-        &place.dir.join(name).to_string_lossy(),
+        &environment.dir.join(name).to_string_lossy(),
         "--admin",
         &admin.to_string(),
         "--http-proxy",
         &http_proxy,
         "--cores",
-        &place.rig.proxy_threads().to_string(),
+        &environment.rig.proxy_threads().to_string(),
         "--drain-timeout=0s",
     ]);
-    running.start_leno(place, Part::Proxy, name, arguments, Vec::new())?;
+    running.start_leno(environment, ProcessRole::Proxy, name, arguments, Vec::new())?;
     Ok(admin)
 }
 
 /// Requests a token from the control plane, which may still be starting; returns its file.
 async fn request_token(
-    running: &mut Running,
-    place: &mut Place<'_, '_>,
+    running: &mut RunningContender,
+    environment: &mut RunEnvironment<'_, '_>,
     data: &Path,
     name: &str,
 ) -> anyhow::Result<PathBuf> {
-    let workload = format!("{}/{name}-1", place.layout.namespace());
-    let mesh = Mesh::from_data(data);
+    let workload = format!("{}/{name}-1", environment.layout.namespace());
+    let mesh = MeshSocket::from_data(data);
     let until = Instant::now() + START_MAX_WAIT;
     let path = format!("/token?workload={workload}");
     let answer = loop {
@@ -172,8 +177,8 @@ async fn request_token(
         sleep(LOOK_EVERY).await;
     };
     let mut bundle = JoinBundle::parse(&answer).context("no token")?;
-    bundle.control = vec![place.ports.address_for("control")?];
-    let file = place.dir.join(format!("{name}.token"));
+    bundle.control = vec![environment.ports.address_for("control")?];
+    let file = environment.dir.join(format!("{name}.token"));
     bundle.save(&file).context("cannot write a token file")?;
     Ok(file)
 }
@@ -184,22 +189,22 @@ fn owned_strings(words: &[&str]) -> Vec<String> {
 
 /// Returns the manifests as a user would write them.
 fn render_manifests(
-    place: &mut Place<'_, '_>,
-    workloads: &[Workload],
+    environment: &mut RunEnvironment<'_, '_>,
+    workloads: &[MeasuredWorkload],
     settings: &str,
 ) -> anyhow::Result<String> {
-    let mode = place.rig.default_policy;
+    let mode = environment.rig.default_policy;
     let mut text = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{defaultPolicy: {}{settings}}}\n",
         mode.as_str()
     );
     for workload in workloads {
-        write_workload(&mut text, place, workload)?;
+        write_workload(&mut text, environment, workload)?;
     }
     let served = workloads.iter().filter(|workload| workload.serves.is_some());
     let services: BTreeSet<&str> = served.map(|workload| workload.service).collect();
-    let namespace = place.layout.namespace();
+    let namespace = environment.layout.namespace();
     for service in &services {
         write!(
             text,
@@ -208,7 +213,7 @@ fn render_manifests(
              spec: {{selector: {{app: {service}}}, ports: [{{port: 9080, targetPort: main}}]}}\n"
         )?;
     }
-    if place.rig.rules == MeshRules::Removal {
+    if environment.rig.rules == MeshRules::Removal {
         for service in &services {
             write!(
                 text,
@@ -218,22 +223,22 @@ fn render_manifests(
             )?;
         }
     }
-    if place.layout == Layout::TaggedChain {
+    if environment.layout == Layout::TaggedChain {
         text.push_str(TAG_ROUTE);
     }
-    if mode == DefaultPolicy::Deny {
-        write_policies(&mut text, workloads, &services, place.layout)?;
+    if mode == BenchDefaultPolicy::Deny {
+        write_policies(&mut text, workloads, &services, environment.layout)?;
     }
     Ok(text)
 }
 
 fn write_workload(
     text: &mut String,
-    place: &mut Place<'_, '_>,
-    workload: &Workload,
+    environment: &mut RunEnvironment<'_, '_>,
+    workload: &MeasuredWorkload,
 ) -> anyhow::Result<()> {
-    let Workload { name, service, .. } = workload;
-    let namespace = place.layout.namespace();
+    let MeasuredWorkload { name, service, .. } = workload;
+    let namespace = environment.layout.namespace();
     write!(
         text,
         "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
@@ -242,15 +247,15 @@ fn write_workload(
          spec:\n  serviceAccount: {service}\n"
     )?;
     if let Some(role) = workload.serves {
-        let port = place.ports.port_for(role)?;
-        let protocol = if place.layout == Layout::Tcp { "TCP" } else { "HTTP" };
+        let port = environment.ports.port_for(role)?;
+        let protocol = if environment.layout == Layout::Tcp { "TCP" } else { "HTTP" };
         writeln!(text, "  ports: [{{name: main, port: {port}, protocol: {protocol}}}]")?;
     }
     if !workload.calls.is_empty() {
         text.push_str("  outbound:\n");
     }
     for (called, role) in workload.calls {
-        let listener = place.ports.address_for(role)?;
+        let listener = environment.ports.address_for(role)?;
         let service = format!("{called}.{namespace}");
         writeln!(text, "  - {{service: {service}, port: 9080, listen: \"{listener}\"}}")?;
     }
@@ -260,7 +265,7 @@ fn write_workload(
 /// Adds one policy per service.
 fn write_policies(
     text: &mut String,
-    workloads: &[Workload],
+    workloads: &[MeasuredWorkload],
     services: &BTreeSet<&str>,
     layout: Layout,
 ) -> anyhow::Result<()> {
@@ -294,8 +299,8 @@ fn write_policies(
 const fn client_workload(
     name: &'static str,
     calls: &'static [(&'static str, &'static str)],
-) -> Workload {
-    Workload { name, service: name, serves: None, calls, http_proxy: None }
+) -> MeasuredWorkload {
+    MeasuredWorkload { name, service: name, serves: None, calls, http_proxy: None }
 }
 
 /// Creates a workload that only serves, as part of a service.
@@ -303,18 +308,18 @@ const fn server_workload(
     name: &'static str,
     service: &'static str,
     role: &'static str,
-) -> Workload {
-    Workload { name, service, serves: Some(role), calls: &[], http_proxy: None }
+) -> MeasuredWorkload {
+    MeasuredWorkload { name, service, serves: Some(role), calls: &[], http_proxy: None }
 }
 
-const PAIR: &[Workload] = &[
+const PAIR: &[MeasuredWorkload] = &[
     client_workload("client", &[("server", "entry")]),
     server_workload("server", "server", "backend"),
 ];
 
-const BOOKINFO: &[Workload] = &[
+const BOOKINFO: &[MeasuredWorkload] = &[
     client_workload("client", &[("ratings", "entry-ratings"), ("gateway", "entry-gateway")]),
-    Workload {
+    MeasuredWorkload {
         name: "gateway",
         service: "gateway",
         serves: Some("gateway"),
@@ -324,7 +329,7 @@ const BOOKINFO: &[Workload] = &[
     server_workload("ratings", "ratings", "ratings"),
 ];
 
-const FAN: &[Workload] = &[
+const FAN: &[MeasuredWorkload] = &[
     client_workload(
         "client",
         &[("echo-1", "entry-1"), ("echo-2", "entry-2"), ("echo-3", "entry-3")],
@@ -334,7 +339,7 @@ const FAN: &[Workload] = &[
     server_workload("echo-3", "echo-3", "backend-3"),
 ];
 
-const CHAIN: &[Workload] = &[
+const CHAIN: &[MeasuredWorkload] = &[
     client_workload("consumer", &[("provider", "listener-1")]),
     server_workload("provider-1", "provider", "provider-1"),
     server_workload("provider-2", "provider", "provider-2"),

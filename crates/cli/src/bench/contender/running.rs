@@ -5,82 +5,82 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use super::{Configured, Place};
+use super::{ProcessConfiguration, RunEnvironment};
 use crate::bench::awaited::until_answered;
-use crate::bench::child::{Child, Launch};
+use crate::bench::child::{BenchProcess, ProcessSpec};
 use crate::output;
 
 /// A running contender.
 #[derive(Debug, Default)]
-pub(in crate::bench) struct Running {
-    members: Vec<Member>,
-    configured: Vec<Configured>,
+pub(in crate::bench) struct RunningContender {
+    members: Vec<ContenderProcess>,
+    configured: Vec<ProcessConfiguration>,
 }
 
 /// A process of a contender.
 #[derive(Debug)]
-struct Member {
+struct ContenderProcess {
     name: String,
-    part: Part,
-    child: Child,
+    part: ProcessRole,
+    child: BenchProcess,
 }
 
 /// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Part {
+pub(in crate::bench) enum ProcessRole {
     /// It carries requests: its cost is that of the contender.
     Proxy,
     /// It carries no requests, like a control plane: its cost is reported separately.
     Auxiliary,
 }
 
-impl Running {
+impl RunningContender {
     /// Starts another process. Its parameters are kept for the report.
     ///
     /// # Errors
     /// If it cannot be started.
     pub(super) fn start(
         &mut self,
-        place: &Place<'_, '_>,
-        part: Part,
+        environment: &RunEnvironment<'_, '_>,
+        part: ProcessRole,
         name: &str,
-        launch: &Launch,
+        launch: &ProcessSpec,
         files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
-        let rig = place.rig;
+        let rig = environment.rig;
         let cores = match part {
-            Part::Proxy => rig.proxy_cores.as_ref(),
-            Part::Auxiliary => rig.load_cores.as_ref(),
+            ProcessRole::Proxy => rig.proxy_cores.as_ref(),
+            ProcessRole::Auxiliary => rig.load_cores.as_ref(),
         };
-        let child = Child::start(
+        let child = BenchProcess::start(
             &launch.clone().with_cores(cores),
-            &place.dir.join(format!("{name}.log")),
+            &environment.dir.join(format!("{name}.log")),
         )?;
         let words = launch.command.iter().map(|word| word.to_string_lossy().into_owned());
-        self.configured.push(Configured {
-            layout: place.layout,
+        self.configured.push(ProcessConfiguration {
+            layout: environment.layout,
             process: name.to_owned(),
             command: words.collect(),
             files,
         });
-        self.members.push(Member { name: name.to_owned(), part, child });
+        self.members.push(ContenderProcess { name: name.to_owned(), part, child });
         Ok(())
     }
 
     /// Starts this program with arguments.
     ///
     /// # Errors
-    /// As [`Running::start`].
+    /// As [`RunningContender::start`].
     pub(super) fn start_leno(
         &mut self,
-        place: &Place<'_, '_>,
-        part: Part,
+        environment: &RunEnvironment<'_, '_>,
+        part: ProcessRole,
         name: &str,
         arguments: Vec<String>,
         files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
-        let launch = Launch::leno_command(arguments)?;
-        self.start(place, part, name, &launch, files)
+        let launch = ProcessSpec::leno_command(arguments)?;
+        self.start(environment, part, name, &launch, files)
     }
 
     /// Waits until an address returns success for a path.
@@ -122,13 +122,13 @@ impl Running {
     }
 
     /// Returns the names and process IDs of one role.
-    pub(in crate::bench) fn role_pids(&self, part: Part) -> Vec<(String, u32)> {
+    pub(in crate::bench) fn role_pids(&self, part: ProcessRole) -> Vec<(String, u32)> {
         let members = self.members.iter().filter(|member| member.part == part);
         members.filter_map(|member| Some((member.name.clone(), member.child.pid()?))).collect()
     }
 
     /// Returns the start parameters of its processes.
-    pub(in crate::bench) fn process_configurations(&self) -> &[Configured] {
+    pub(in crate::bench) fn process_configurations(&self) -> &[ProcessConfiguration] {
         &self.configured
     }
 

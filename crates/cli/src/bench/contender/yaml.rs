@@ -9,23 +9,23 @@ use serde_json::{Map, Value};
 /// # Errors
 /// If it is not YAML, or has anchors or non-text keys.
 pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenYamlNode> = Vec::new();
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         let (event, _) = event.map_err(|error| anyhow::anyhow!("it is not YAML: {error}"))?;
         let value = match event {
             Event::Scalar(text, ..) => Value::String(text.into_owned()),
             Event::SequenceStart(..) => {
-                open.push(Open::List(Vec::new()));
+                open.push(OpenYamlNode::List(Vec::new()));
                 continue;
             }
             Event::MappingStart(..) => {
-                open.push(Open::Map(Map::new(), None));
+                open.push(OpenYamlNode::Map(Map::new(), None));
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => match open.pop() {
-                Some(Open::List(list)) => Value::Array(list),
-                Some(Open::Map(map, _)) => Value::Object(map),
+                Some(OpenYamlNode::List(list)) => Value::Array(list),
+                Some(OpenYamlNode::Map(map, _)) => Value::Object(map),
                 None => bail!("it is not YAML: unexpected end of a collection"),
             },
             Event::Alias(_) => bail!("anchors are not supported: write the value out"),
@@ -36,10 +36,10 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
         }
         match (open.last_mut(), value) {
             (None, value) => return Ok(value),
-            (Some(Open::List(list)), value) => list.push(value),
-            (Some(Open::Map(_, key @ None)), Value::String(text)) => *key = Some(text),
-            (Some(Open::Map(_, None)), _) => bail!("a key is not text"),
-            (Some(Open::Map(map, key)), value) => {
+            (Some(OpenYamlNode::List(list)), value) => list.push(value),
+            (Some(OpenYamlNode::Map(_, key @ None)), Value::String(text)) => *key = Some(text),
+            (Some(OpenYamlNode::Map(_, None)), _) => bail!("a key is not text"),
+            (Some(OpenYamlNode::Map(map, key)), value) => {
                 let key = key.take().unwrap_or_default();
                 if map.insert(key.clone(), value).is_some() {
                     bail!("duplicate key `{key}`");
@@ -50,7 +50,7 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
     bail!("it is empty")
 }
 
-enum Open {
+enum OpenYamlNode {
     List(Vec<Value>),
     Map(Map<String, Value>, Option<String>),
 }
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_or_broken_is_refused() {
+    fn ambiguous_or_invalid_yaml_is_rejected() {
         for text in ["", "a: [", "a: 1\na: 2", "[a]: b", "a: &x b\nc: *x"] {
             assert!(parse(text).is_err(), "{text}");
         }

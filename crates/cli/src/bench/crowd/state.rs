@@ -6,33 +6,33 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leno_discovery::{InboundListener, Request, Update};
-use leno_model::{ServiceName, WorkloadName, WorkloadPlan};
+use leno_discovery::{ConfigUpdate, InboundListener, ProxyRequest};
+use leno_model::{ServiceName, WorkloadConfig, WorkloadName};
 use leno_telemetry::Histogram;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::order::Seen;
+use super::command::ChangeDelivery;
 
 /// One member as the others see it.
-pub(super) struct Seat {
+pub(super) struct MemberState {
     pub(super) workload: WorkloadName,
     pub(super) port: u16,
     pub(super) uses: BTreeSet<ServiceName>,
     /// The service that it is an endpoint of.
     pub(super) behind: Option<ServiceName>,
-    pub(super) requests: mpsc::Sender<Request>,
+    pub(super) requests: mpsc::Sender<ProxyRequest>,
 }
 
 /// The updates that all members have received so far. Single-threaded.
 pub(super) struct CrowdState {
-    pub(super) seats: Vec<Seat>,
-    heard: RefCell<Heard>,
+    pub(super) seats: Vec<MemberState>,
+    heard: RefCell<ReceivedUpdates>,
     pub(super) changed: Notify,
 }
 
 #[derive(Default)]
-struct Heard {
+struct ReceivedUpdates {
     /// Times of each member's moves, in order; its address encodes their number.
     moves: BTreeMap<WorkloadName, Vec<Instant>>,
     /// The last received move of each endpoint, per member.
@@ -44,28 +44,28 @@ struct Heard {
     /// Messages by member.
     messages: Vec<usize>,
     /// The configuration of each member, and the time of its last change.
-    plans: Vec<Option<(Arc<WorkloadPlan>, u64)>>,
+    plans: Vec<Option<(Arc<WorkloadConfig>, u64)>>,
     streams: usize,
 }
 
 impl CrowdState {
-    pub(super) fn new(seats: Vec<Seat>) -> Self {
-        let heard = Heard {
+    pub(super) fn new(seats: Vec<MemberState>) -> Self {
+        let heard = ReceivedUpdates {
             messages: vec![0; seats.len()],
             plans: vec![None; seats.len()],
-            ..Heard::default()
+            ..ReceivedUpdates::default()
         };
         Self { seats, heard: RefCell::new(heard), changed: Notify::new() }
     }
 
     /// Records an update of a member.
-    pub(super) fn record_update(&self, member: usize, update: &Update) {
+    pub(super) fn record_update(&self, member: usize, update: &ConfigUpdate) {
         let now = Instant::now();
         self.changed.notify_one();
         let mut heard = self.heard.borrow_mut();
         let heard = &mut *heard;
         heard.messages[member] += 1;
-        let plan = &update.snapshot.plan;
+        let plan = &update.snapshot.config;
         let last = &mut heard.plans[member];
         if last.as_ref().is_none_or(|(last, _)| last != plan) {
             *last = Some((Arc::clone(plan), since_1970()));
@@ -119,13 +119,14 @@ impl CrowdState {
             heard.expected += users;
         }
         let listeners = vec![self.listener_address(member)];
-        Ok(seat.requests.send(Request::Listeners(listeners, Default::default())).await?)
+        Ok(seat.requests.send(ProxyRequest::Listeners(listeners, Default::default())).await?)
     }
 
     /// Returns the members that use the service of a member.
     pub(super) fn users_of(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
         let behind = self.seats[member].behind.clone();
-        let uses = move |seat: &Seat| behind.as_ref().is_some_and(|name| seat.uses.contains(name));
+        let uses =
+            move |seat: &MemberState| behind.as_ref().is_some_and(|name| seat.uses.contains(name));
         self.seats.iter().enumerate().filter(move |(_, seat)| uses(seat)).map(|(at, _)| at)
     }
 
@@ -158,10 +159,10 @@ impl CrowdState {
     }
 
     /// Returns the deliveries since.
-    pub(super) fn delivery_statistics(&self, changes: usize, elapsed: Duration) -> Seen {
+    pub(super) fn delivery_statistics(&self, changes: usize, elapsed: Duration) -> ChangeDelivery {
         let heard = self.heard.borrow();
         let ms = |share| heard.latencies.quantile(share).as_secs_f64() * 1e3;
-        Seen {
+        ChangeDelivery {
             changes,
             missed: heard.expected.saturating_sub(heard.reached),
             users: 0,

@@ -9,9 +9,9 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, bail};
 use tokio::time::{Instant, timeout};
 
-use super::{Connecting, Demand, LOG, Load, Report, whole_seconds};
-use crate::bench::child::{Child, Launch};
-use crate::bench::maven::{self, Project};
+use super::{ConnectionMode, LOG, LoadSpec, ResultSource, RunningLoad, whole_seconds};
+use crate::bench::child::{BenchProcess, ProcessSpec};
+use crate::bench::maven::{self, MavenProject};
 use crate::bench::rig::Rig;
 
 pub(super) use samples::Samples;
@@ -33,12 +33,12 @@ pub(super) async fn build_home(rig: &Rig) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// If it does not support the load, or does not start.
-pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
+pub(super) async fn start(rig: &Rig, demand: &LoadSpec, dir: &Path) -> anyhow::Result<RunningLoad> {
     let home = build_home(rig).await?;
     let plan = dir.join("plan.jmx");
     std::fs::write(&plan, PLAN).context("cannot write JMeter's plan")?;
     let launch = launch_jmeter(&home, demand, dir)?.with_cores(rig.load_cores.as_ref());
-    let mut child = Child::start_piped(&launch, &dir.join(LOG))?;
+    let mut child = BenchProcess::start_piped(&launch, &dir.join(LOG))?;
     match timeout(START_MAX_WAIT, wait_until_begun(&mut child)).await {
         Ok(true) => {}
         Ok(false) => bail!("JMeter did not start: {}", child.last_words()),
@@ -47,11 +47,15 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
     let (now, clock) = (Instant::now(), SystemTime::now());
     let samples =
         Samples { file: dir.join(SAMPLES), from: clock + demand.warm_up, length: demand.duration };
-    Ok(Load { child, measured_from: now + demand.warm_up, report: Report::Samples(samples) })
+    Ok(RunningLoad {
+        child,
+        measured_from: now + demand.warm_up,
+        report: ResultSource::Samples(samples),
+    })
 }
 
 /// Reads its output until it begins; false if it ends before.
-async fn wait_until_begun(child: &mut Child) -> bool {
+async fn wait_until_begun(child: &mut BenchProcess) -> bool {
     while let Some(line) = child.next_line().await {
         if line.starts_with("Starting standalone test") {
             return true;
@@ -60,7 +64,7 @@ async fn wait_until_begun(child: &mut Child) -> bool {
     false
 }
 
-fn launch_jmeter(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Launch> {
+fn launch_jmeter(home: &Path, demand: &LoadSpec, dir: &Path) -> anyhow::Result<ProcessSpec> {
     if demand.rate.is_some() {
         bail!("JMeter waits for responses and supports no constant rate: use --driver leno");
     }
@@ -82,7 +86,7 @@ fn launch_jmeter(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Lau
     command.extend(["-l".into(), dir.join(SAMPLES).into()]);
     command.extend(["-j".into(), dir.join("jmeter.log").into()]);
     let seconds = whole_seconds(demand.warm_up + demand.duration) + 1;
-    let keep_alive = demand.connecting == Connecting::KeepAlive;
+    let keep_alive = demand.connecting == ConnectionMode::KeepAlive;
     let properties = [
         format!("host={host}"),
         format!("port={port}"),
@@ -95,7 +99,7 @@ fn launch_jmeter(home: &Path, demand: &Demand, dir: &Path) -> anyhow::Result<Lau
     command.extend(SETTINGS.iter().map(|setting| format!("-J{setting}").into()));
     let left_out = LEFT_OUT.iter();
     command.extend(left_out.map(|name| format!("-Jjmeter.save.saveservice.{name}=false").into()));
-    Ok(Launch::new(command))
+    Ok(ProcessSpec::new(command))
 }
 
 fn path_option(name: &str, path: &Path) -> OsString {
@@ -113,7 +117,7 @@ pub(super) const STARTING: Duration = Duration::from_secs(5);
 const START_MAX_WAIT: Duration = Duration::from_secs(60);
 const SAMPLES: &str = "samples.csv";
 const PLAN: &str = include_str!("../../../../../deploy/bench/jmeter/plan.jmx");
-const PROJECT: Project = Project {
+const PROJECT: MavenProject = MavenProject {
     name: "jmeter",
     about: "Apache JMeter 5.6.3",
     sources: &[("pom.xml", include_str!("../../../../../deploy/bench/jmeter/pom.xml"))],
@@ -170,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn it_is_reported_everything_and_not_asked_for_what_it_cannot() {
+    fn jmeter_gets_every_setting_and_no_unsupported_one() {
         let (home, dir) = (Path::new("/home"), Path::new("/run"));
         assert!(launch_jmeter(home, &constant_rate_demand(), dir).is_err());
-        let closed = Demand { rate: None, ..constant_rate_demand() };
+        let closed = LoadSpec { rate: None, ..constant_rate_demand() };
         let words = launch_jmeter(home, &closed, dir).unwrap().command;
         for word in [
             "/home/bin/ApacheJMeter.jar",
@@ -188,7 +192,7 @@ mod tests {
         ] {
             assert!(words.iter().any(|said| said == word), "{word}: {words:?}");
         }
-        let two = Demand { urls: vec![String::new(), String::new()], ..closed };
+        let two = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
         assert!(launch_jmeter(home, &two, dir).is_err());
     }
 }

@@ -5,15 +5,15 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use tokio::time::Instant;
 
-use super::{Connecting, Demand, LOG, Load, Report, whole_seconds};
-use crate::bench::child::{Child, Launch};
+use super::{ConnectionMode, LOG, LoadSpec, ResultSource, RunningLoad, whole_seconds};
+use crate::bench::child::{BenchProcess, ProcessSpec};
 use crate::bench::rig::Rig;
 
 /// Runs the warm-up, then starts the measurement.
 ///
 /// # Errors
 /// If it does not support the load, or cannot be started.
-pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Result<Load> {
+pub(super) async fn start(rig: &Rig, demand: &LoadSpec, dir: &Path) -> anyhow::Result<RunningLoad> {
     let script = dir.join("report.lua");
     std::fs::write(&script, REPORT).context("cannot write wrk's script")?;
     let log = dir.join(LOG);
@@ -23,12 +23,12 @@ pub(super) async fn start(rig: &Rig, demand: &Demand, dir: &Path) -> anyhow::Res
         )
     };
     // wrk measures from its start: the warm-up is a separate run.
-    Child::start_piped(&run(demand.warm_up)?, &log)?.wait_with_output().await?;
-    let child = Child::start_piped(&run(demand.duration)?, &log)?;
-    Ok(Load { child, measured_from: Instant::now(), report: Report::Printed })
+    BenchProcess::start_piped(&run(demand.warm_up)?, &log)?.wait_with_output().await?;
+    let child = BenchProcess::start_piped(&run(demand.duration)?, &log)?;
+    Ok(RunningLoad { child, measured_from: Instant::now(), report: ResultSource::Printed })
 }
 
-fn launch_wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<Launch> {
+fn launch_wrk(demand: &LoadSpec, script: &Path, seconds: u64) -> anyhow::Result<ProcessSpec> {
     if demand.rate.is_some() {
         bail!("wrk supports no constant rate: use --driver leno");
     }
@@ -40,11 +40,11 @@ fn launch_wrk(demand: &Demand, script: &Path, seconds: u64) -> anyhow::Result<La
     command.push(format!("--duration={seconds}s"));
     command.push("--script".to_owned());
     command.push(script.to_string_lossy().into_owned());
-    if demand.connecting == Connecting::Fresh {
+    if demand.connecting == ConnectionMode::Fresh {
         command.extend(["--header".to_owned(), "Connection: close".to_owned()]);
     }
     command.push(url.clone());
-    Ok(Launch::new(command))
+    Ok(ProcessSpec::new(command))
 }
 
 /// Makes wrk report its results in the format of our load generator.
@@ -69,12 +69,12 @@ mod tests {
     use crate::bench::driver::tests::constant_rate_demand;
 
     #[test]
-    fn wrk_is_not_asked_for_what_it_cannot() {
+    fn unsupported_settings_are_rejected_for_wrk() {
         let script = Path::new("report.lua");
         assert!(launch_wrk(&constant_rate_demand(), script, 2).is_err());
-        let closed = Demand { rate: None, ..constant_rate_demand() };
+        let closed = LoadSpec { rate: None, ..constant_rate_demand() };
         launch_wrk(&closed, script, 2).unwrap();
-        let two = Demand { urls: vec![String::new(), String::new()], ..closed };
+        let two = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
         assert!(launch_wrk(&two, script, 2).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 /// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Scale {
+pub(in crate::bench) enum AxisScale {
     /// Linear from zero.
     Linear,
     /// Logarithmic.
@@ -11,19 +11,19 @@ pub(in crate::bench) enum Scale {
 
 /// An axis from one value to another, over a length.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Axis {
-    scale: Scale,
+pub(super) struct ChartAxis {
+    scale: AxisScale,
     from: f64,
     to: f64,
     length: f64,
     pub(super) ticks: Vec<f64>,
 }
 
-impl Axis {
+impl ChartAxis {
     /// Creates an axis that includes all values.
     pub(super) fn from_values(
         values: impl IntoIterator<Item = f64>,
-        scale: Scale,
+        scale: AxisScale,
         length: f64,
     ) -> Self {
         let values: Vec<f64> =
@@ -31,8 +31,8 @@ impl Axis {
         let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let smallest = values.iter().copied().fold(largest, f64::min);
         match scale {
-            Scale::Linear => Self::linear(largest, length),
-            Scale::Logarithmic => Self::logarithmic(smallest, largest, length),
+            AxisScale::Linear => Self::linear(largest, length),
+            AxisScale::Logarithmic => Self::logarithmic(smallest, largest, length),
         }
     }
 
@@ -43,7 +43,7 @@ impl Axis {
         let step = step.into_iter().find(|step| *step >= rough).unwrap_or(rough);
         let count = (largest / step).ceil().clamp(1.0, 2.0 * TICKS);
         let ticks = (0..=count as u32).map(|index| f64::from(index) * step).collect();
-        Self { scale: Scale::Linear, from: 0.0, to: count * step, length, ticks }
+        Self { scale: AxisScale::Linear, from: 0.0, to: count * step, length, ticks }
     }
 
     fn logarithmic(smallest: f64, largest: f64, length: f64) -> Self {
@@ -64,14 +64,14 @@ impl Axis {
         let from = lowest.unwrap_or_else(|| 10f64.powi(from));
         let to = highest.unwrap_or_else(|| 10f64.powi(to));
         ticks.retain(|tick| (from..=to).contains(tick));
-        Self { scale: Scale::Logarithmic, from, to, length, ticks }
+        Self { scale: AxisScale::Logarithmic, from, to, length, ticks }
     }
 
     /// Returns the position of a value along the axis.
     pub(super) fn position(&self, value: f64) -> f64 {
         let part = match self.scale {
-            Scale::Linear => (value - self.from) / (self.to - self.from),
-            Scale::Logarithmic => {
+            AxisScale::Linear => (value - self.from) / (self.to - self.from),
+            AxisScale::Logarithmic => {
                 let value = value.max(self.from);
                 (value / self.from).log10() / (self.to / self.from).log10()
             }
@@ -90,21 +90,21 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_hold_all_values() {
-        let axis = Axis::from_values([3.0, 97.0], Scale::Linear, 100.0);
+        let axis = ChartAxis::from_values([3.0, 97.0], AxisScale::Linear, 100.0);
         assert_eq!(axis.ticks, [0.0, 25.0, 50.0, 75.0, 100.0]);
         assert_eq!(
             (axis.position(0.0), axis.position(50.0), axis.position(200.0)),
             (0.0, 50.0, 100.0)
         );
-        let axis = Axis::from_values([0.3, 40.0], Scale::Logarithmic, 100.0);
+        let axis = ChartAxis::from_values([0.3, 40.0], AxisScale::Logarithmic, 100.0);
         assert_eq!((axis.ticks.first(), axis.ticks.last()), (Some(&0.1), Some(&100.0)));
         assert!((axis.position(100.0) - 100.0).abs() < 1e-9 && axis.position(0.01) == 0.0);
     }
 
     #[test]
-    fn nothing_to_show_is_no_reason_to_fail() {
-        for scale in [Scale::Linear, Scale::Logarithmic] {
-            let axis = Axis::from_values([0.0, f64::NAN], scale, 100.0);
+    fn an_empty_chart_is_drawn() {
+        for scale in [AxisScale::Linear, AxisScale::Logarithmic] {
+            let axis = ChartAxis::from_values([0.0, f64::NAN], scale, 100.0);
             assert!(axis.position(1.0).is_finite() && !axis.ticks.is_empty(), "{axis:?}");
         }
     }

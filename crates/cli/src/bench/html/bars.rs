@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::axis::{Axis, Scale};
+use super::axis::{AxisScale, ChartAxis};
 use crate::bench::figures::{escape, format_figure, format_tick};
 
 /// One bar per contender.
-pub(super) struct Bars<'a> {
+pub(super) struct BarChart<'a> {
     pub(super) bars: Vec<Bar<'a>>,
 }
 
@@ -29,12 +29,12 @@ impl Bar<'_> {
     }
 }
 
-impl Bars<'_> {
+impl BarChart<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height = TOP + ROW * self.bars.len() as f64 + BOTTOM;
         let largest = self.bars.iter().map(|bar| bar.range.map_or(0.0, |r| r.1).max(bar.sum()));
-        let axis = Axis::from_values(largest, Scale::Linear, WIDTH - LEFT - RIGHT);
+        let axis = ChartAxis::from_values(largest, AxisScale::Linear, WIDTH - LEFT - RIGHT);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
@@ -61,7 +61,7 @@ impl Bars<'_> {
     }
 }
 
-fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &Axis, top: f64) {
+fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
     let middle = top + ROW / 2.0;
     push(
         svg,

@@ -2,26 +2,26 @@
 
 use std::fmt::Write as _;
 
-use super::axis::{Axis, Scale};
+use super::axis::{AxisScale, ChartAxis};
 use super::bars::COLOURS;
 use crate::bench::figures::{escape, format_figure};
 
 /// Groups of bars, from top to bottom.
-pub(super) struct Groups(pub(super) Vec<Group>);
+pub(super) struct GroupedBarChart(pub(super) Vec<BarGroup>);
 
 /// The bars of one case.
-pub(super) struct Group {
+pub(super) struct BarGroup {
     pub(super) label: String,
     /// Name, color index, and figure.
     pub(super) bars: Vec<(String, usize, f64)>,
 }
 
-impl Groups {
+impl GroupedBarChart {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
-        let height: f64 = self.0.iter().map(Group::height).sum();
+        let height: f64 = self.0.iter().map(BarGroup::height).sum();
         let values = self.0.iter().flat_map(|group| group.bars.iter().map(|bar| bar.2));
-        let axis = Axis::from_values(values, Scale::Linear, WIDTH - LEFT - RIGHT);
+        let axis = ChartAxis::from_values(values, AxisScale::Linear, WIDTH - LEFT - RIGHT);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
@@ -36,12 +36,12 @@ impl Groups {
     }
 }
 
-impl Group {
+impl BarGroup {
     fn height(&self) -> f64 {
         HEADING + ROW * self.bars.len() as f64 + SPACE
     }
 
-    fn draw(&self, svg: &mut String, axis: &Axis, top: f64) {
+    fn draw(&self, svg: &mut String, axis: &ChartAxis, top: f64) {
         let heading = format_args!(
             "<text class=\"tick\" x=\"0\" y=\"{:.1}\">{}</text>",
             top + HEADING - 6.0,

@@ -2,20 +2,20 @@
 
 use std::fmt::Write as _;
 
-use super::axis::{Axis, Scale};
+use super::axis::{AxisScale, ChartAxis};
 use super::bars::COLOURS;
 use crate::bench::figures::{escape, format_figure, format_tick};
 
 /// One line per contender.
-pub(super) struct Lines<'a> {
+pub(super) struct LineChart<'a> {
     /// The labels of the x axis, from left to right.
     pub(super) x: Vec<&'a str>,
-    pub(super) lines: Vec<Line<'a>>,
-    pub(super) scale: Scale,
+    pub(super) lines: Vec<ChartLine<'a>>,
+    pub(super) scale: AxisScale,
 }
 
 /// One contender.
-pub(super) struct Line<'a> {
+pub(super) struct ChartLine<'a> {
     pub(super) label: &'a str,
     /// The index of its color.
     pub(super) colour: usize,
@@ -23,11 +23,11 @@ pub(super) struct Line<'a> {
     pub(super) points: Vec<Option<f64>>,
 }
 
-impl Lines<'_> {
+impl LineChart<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let values = self.lines.iter().flat_map(|line| line.points.iter().flatten().copied());
-        let axis = Axis::from_values(values, self.scale, HEIGHT - TOP - BOTTOM);
+        let axis = ChartAxis::from_values(values, self.scale, HEIGHT - TOP - BOTTOM);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             escape(title)
@@ -74,7 +74,7 @@ impl Lines<'_> {
         }
     }
 
-    fn draw_line(&self, svg: &mut String, line: &Line<'_>, axis: &Axis) {
+    fn draw_line(&self, svg: &mut String, line: &ChartLine<'_>, axis: &ChartAxis) {
         let colour = line.colour % COLOURS;
         let mut path = String::new();
         let mut drawn = false;
@@ -111,9 +111,9 @@ impl Lines<'_> {
     }
 
     /// Draws names at the ends of lines, moved apart where they overlap.
-    fn draw_names(&self, svg: &mut String, axis: &Axis) {
-        let last = |line: &Line<'_>| line.points.iter().rev().flatten().next().copied();
-        let mut ends: Vec<(f64, &Line<'_>)> =
+    fn draw_names(&self, svg: &mut String, axis: &ChartAxis) {
+        let last = |line: &ChartLine<'_>| line.points.iter().rev().flatten().next().copied();
+        let mut ends: Vec<(f64, &ChartLine<'_>)> =
             self.lines.iter().filter_map(|line| Some((place_y(axis, last(line)?), line))).collect();
         ends.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut above = f64::NEG_INFINITY;
@@ -139,7 +139,7 @@ impl Lines<'_> {
     }
 }
 
-fn place_y(axis: &Axis, value: f64) -> f64 {
+fn place_y(axis: &ChartAxis, value: f64) -> f64 {
     HEIGHT - BOTTOM - axis.position(value)
 }
 

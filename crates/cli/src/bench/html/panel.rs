@@ -1,15 +1,15 @@
 //! Panels: the plots of one case.
 
-use super::axis::Scale;
-use super::bars::{Bar, Bars};
-use super::groups::{Group, Groups};
-use super::lines::{Line, Lines};
+use super::axis::AxisScale;
+use super::bars::{Bar, BarChart};
+use super::groups::{BarGroup, GroupedBarChart};
+use super::lines::{ChartLine, LineChart};
 use crate::bench::figures::escape;
-use crate::bench::outcome::Outcome;
-use crate::bench::report::{CaseReport, Form, Plot, Report};
+use crate::bench::outcome::ContenderOutcome;
+use crate::bench::report::{CaseReport, PlotData, PlotKind, SuiteReport};
 
 /// Renders the plots of a case, side by side.
-pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
+pub(super) fn of_case(report: &SuiteReport, case: &CaseReport) -> String {
     let members = panel_members(report, case);
     let plots = [
         render_figure(
@@ -38,33 +38,33 @@ pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
 }
 
 /// Renders a plot of a suite.
-pub(super) fn of_plot(report: &Report, plot: &Plot) -> String {
+pub(super) fn of_plot(report: &SuiteReport, plot: &PlotData) -> String {
     let svg = match plot.form {
-        Form::Lines(scale) => {
-            let lines = plot.series.iter().map(|(label, points)| Line {
+        PlotKind::Lines(scale) => {
+            let lines = plot.series.iter().map(|(label, points)| ChartLine {
                 label,
                 colour: contender_color(report, label),
                 points: points.clone(),
             });
             let x = plot.x.iter().map(String::as_str).collect();
-            Lines { x, lines: lines.collect(), scale }.to_svg(&plot.title)
+            LineChart { x, lines: lines.collect(), scale }.to_svg(&plot.title)
         }
-        Form::Bars => {
+        PlotKind::Bars => {
             let group = |(index, label): (usize, &'_ String)| {
                 let bars = plot.series.iter().filter_map(|(name, points)| {
                     let value = points.get(index).copied().flatten()?;
                     Some((name.clone(), contender_color(report, name), value))
                 });
-                Group { label: label.clone(), bars: bars.collect() }
+                BarGroup { label: label.clone(), bars: bars.collect() }
             };
-            Groups(plot.x.iter().enumerate().map(group).collect()).to_svg(&plot.title)
+            GroupedBarChart(plot.x.iter().enumerate().map(group).collect()).to_svg(&plot.title)
         }
     };
     render_figure(&plot.title, &plot.about, &svg)
 }
 
 /// Returns the color index of a contender: ours is always the same.
-pub(super) fn contender_color(report: &Report, name: &str) -> usize {
+pub(super) fn contender_color(report: &SuiteReport, name: &str) -> usize {
     if let Some(own) = COLOURS_OF.iter().position(|known| *known == name) {
         return own;
     }
@@ -78,21 +78,21 @@ pub(super) fn contender_color(report: &Report, name: &str) -> usize {
 }
 
 /// A contender in a case.
-struct Member<'a> {
+struct PanelContender<'a> {
     name: &'a str,
     colour: usize,
-    outcome: &'a Outcome,
+    outcome: &'a ContenderOutcome,
 }
 
-fn panel_members<'a>(report: &'a Report, case: &'a CaseReport) -> Vec<Member<'a>> {
+fn panel_members<'a>(report: &'a SuiteReport, case: &'a CaseReport) -> Vec<PanelContender<'a>> {
     let member = |name: &'a str| {
         let outcome = case.contenders.get(name)?;
-        Some(Member { name, colour: contender_color(report, name), outcome })
+        Some(PanelContender { name, colour: contender_color(report, name), outcome })
     };
     report.contenders.iter().filter_map(|facts| member(&facts.name)).collect()
 }
 
-fn cpu_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
+fn cpu_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
     build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
         let cost = &member.outcome.cpu_us_per_request;
         let parts = cost.processes.iter().map(|(name, value)| (name.clone(), *value)).collect();
@@ -100,13 +100,13 @@ fn cpu_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
     })
 }
 
-fn throughput_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
+fn throughput_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
     build_bars(members.iter(), |member| {
         (vec![("requests per second".to_owned(), member.outcome.rps)], "rps")
     })
 }
 
-fn memory_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
+fn memory_bars<'a>(members: &[PanelContender<'a>]) -> BarChart<'a> {
     let mut all = build_bars(members.iter().filter(|member| member.has_proxies()), |member| {
         let memory = &member.outcome.memory_kib;
         let mib = |kib: u64| kib as f64 / 1024.0;
@@ -120,13 +120,13 @@ fn memory_bars<'a>(members: &[Member<'a>]) -> Bars<'a> {
 }
 
 fn build_bars<'a, 'm>(
-    members: impl Iterator<Item = &'m Member<'a>>,
-    of: impl Fn(&Member<'a>) -> (Vec<(String, f64)>, &'static str),
-) -> Bars<'a>
+    members: impl Iterator<Item = &'m PanelContender<'a>>,
+    of: impl Fn(&PanelContender<'a>) -> (Vec<(String, f64)>, &'static str),
+) -> BarChart<'a>
 where
     'a: 'm,
 {
-    let bar = |member: &Member<'a>| {
+    let bar = |member: &PanelContender<'a>| {
         let (parts, figure) = of(member);
         let outcome = member.outcome;
         let ratio = outcome.ratio_to_baseline(figure).filter(|ratio| *ratio != 1.0);
@@ -139,27 +139,27 @@ where
             diagnostic: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
         }
     };
-    Bars { bars: members.map(bar).collect() }
+    BarChart { bars: members.map(bar).collect() }
 }
 
-fn latency_lines<'a>(members: &[Member<'a>]) -> Lines<'a> {
-    let line = |member: &Member<'a>| {
+fn latency_lines<'a>(members: &[PanelContender<'a>]) -> LineChart<'a> {
+    let line = |member: &PanelContender<'a>| {
         let l = &member.outcome.latency_ms;
         let points = [l.p50, l.p90, l.p95, l.p99, l.p999];
-        Line {
+        ChartLine {
             label: member.name,
             colour: member.colour,
             points: points.map(|ms| (ms > 0.0).then_some(ms)).to_vec(),
         }
     };
-    Lines {
+    LineChart {
         x: vec!["p50", "p90", "p95", "p99", "p99.9"],
         lines: members.iter().map(line).collect(),
-        scale: Scale::Logarithmic,
+        scale: AxisScale::Logarithmic,
     }
 }
 
-impl Member<'_> {
+impl PanelContender<'_> {
     fn has_proxies(&self) -> bool {
         !self.outcome.cpu_us_per_request.processes.is_empty()
     }

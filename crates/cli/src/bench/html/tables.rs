@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::panel::contender_color;
 use crate::bench::figures::{escape, format_figure};
-use crate::bench::outcome::Outcome;
-use crate::bench::report::{CaseReport, FigureTable, Published, Report};
+use crate::bench::outcome::ContenderOutcome;
+use crate::bench::report::{CaseReport, FigureTable, PublishedTable, SuiteReport};
 use crate::bench::table::format_cell;
 
 /// Renders the figures of a case.
-pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
+pub(super) fn of_case(report: &SuiteReport, case: &CaseReport) -> String {
     let rows = report.contenders.iter().filter_map(|facts| {
         let outcome = case.contenders.get(&facts.name)?;
         Some(render_row(&facts.name, contender_color(report, &facts.name), outcome))
@@ -34,7 +34,7 @@ pub(super) fn of_case(report: &Report, case: &CaseReport) -> String {
     render_text_table(&case.name, &head, &rows.collect::<String>())
 }
 
-fn render_row(name: &str, colour: usize, outcome: &Outcome) -> String {
+fn render_row(name: &str, colour: usize, outcome: &ContenderOutcome) -> String {
     let ratio = |of: &str| {
         outcome.ratio_to_baseline(of).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
     };
@@ -86,7 +86,7 @@ pub(super) fn of_figures(figures: &FigureTable) -> String {
 }
 
 /// Renders a published table of another project.
-pub(super) fn of_published(published: &Published) -> String {
+pub(super) fn of_published(published: &PublishedTable) -> String {
     let rows = published.rows.iter().map(|row| {
         let cells = row.iter().map(|text| format!("<td>{}</td>", escape(text)));
         format!("<tr>{}</tr>", cells.collect::<String>())

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::{PER_SERVICE, Stage, USED, workload_name};
-use crate::bench::rig::DefaultPolicy;
+use super::{PER_SERVICE, RunningMesh, USED, workload_name};
+use crate::bench::rig::BenchDefaultPolicy;
 
-impl Stage<'_, '_> {
+impl RunningMesh<'_, '_> {
     /// Returns the services that a workload uses, by number: those after its own, in a circle. Real sidecars
     /// have a circle of their own if there are enough of them, so that all of their calls are served; the
     /// others have one too, so that every service is used. The last service is used more than the others.
@@ -91,7 +91,7 @@ impl Stage<'_, '_> {
                  targetPort: main}}]}}\n"
             )?;
         }
-        if mode == DefaultPolicy::Deny {
+        if mode == BenchDefaultPolicy::Deny {
             self.write_policies(&mut text)?;
         }
         Ok(text)

@@ -8,34 +8,34 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Stage;
+use super::RunningMesh;
 use crate::ask;
 use crate::output;
 
 /// Sequential requests, through each real sidecar in turn.
-pub(super) struct Traffic {
-    shared: Arc<Shared>,
+pub(super) struct SequentialTraffic {
+    shared: Arc<TrafficState>,
     task: JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct TrafficState {
     stop: AtomicBool,
     sent: AtomicU64,
     failed: AtomicU64,
 }
 
-impl Traffic {
+impl SequentialTraffic {
     /// Starts the traffic.
     ///
     /// # Errors
     /// If a listener has no address.
-    pub(super) fn start(stage: &mut Stage<'_, '_>) -> anyhow::Result<Self> {
+    pub(super) fn start(stage: &mut RunningMesh<'_, '_>) -> anyhow::Result<Self> {
         let mut listeners: Vec<SocketAddr> = Vec::new();
         for index in 0..stage.crowd.real {
             listeners.push(stage.ports.address_for(&format!("listener-{index}-0"))?);
         }
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<TrafficState>::default();
         #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]
         let task = tokio::spawn(send_requests(listeners, Arc::clone(&shared)));
         Ok(Self { shared, task })
@@ -51,7 +51,7 @@ impl Traffic {
     }
 }
 
-async fn send_requests(listeners: Vec<SocketAddr>, shared: Arc<Shared>) {
+async fn send_requests(listeners: Vec<SocketAddr>, shared: Arc<TrafficState>) {
     let mut due = interval(Duration::from_secs(1) / PER_SECOND);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for listener in listeners.iter().cycle() {

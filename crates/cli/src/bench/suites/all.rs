@@ -6,18 +6,18 @@ use clap::Args;
 
 use super::gateway_ratings::GatewayRatingsArgs;
 use super::latency::LatencyArgs;
-use super::router::{RouterArgs, Rule};
+use super::router::{RouterArgs, RouterSuite};
 use super::scale::ScaleArgs;
 use super::sidecar::SidecarArgs;
-use crate::bench::options::Options;
-use crate::bench::report::Report;
+use crate::bench::options::SuiteOptions;
+use crate::bench::report::SuiteReport;
 
 /// Arguments of `leno bench all`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct AllArgs {
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: SuiteOptions,
 }
 
 impl AllArgs {
@@ -25,7 +25,7 @@ impl AllArgs {
     ///
     /// # Errors
     /// If a suite cannot be measured at all.
-    pub(crate) async fn measure(&self) -> anyhow::Result<Vec<Report>> {
+    pub(crate) async fn measure(&self) -> anyhow::Result<Vec<SuiteReport>> {
         let budget = self.options.budget().unwrap_or(BUDGET);
         let part = |share: f64| self.options.with_budget(Some(budget.mul_f64(share)));
         let router = RouterArgs::with_options(part(ROUTER));
@@ -38,9 +38,9 @@ impl AllArgs {
         eprintln!("scale");
         reports.push(ScaleArgs::with_options(part(SCALE)).measure().await?);
         eprintln!("router");
-        reports.push(router.measure(Rule::Router).await?);
+        reports.push(router.measure(RouterSuite::Router).await?);
         eprintln!("removal");
-        reports.push(router.measure(Rule::Removal).await?);
+        reports.push(router.measure(RouterSuite::Removal).await?);
         Ok(reports)
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::case::{App, Case};
+use crate::bench::case::{BackendKind, BenchCase};
 use crate::bench::cores::Cores;
-use crate::bench::driver::Driver;
+use crate::bench::driver::LoadGenerator;
 use crate::bench::layout::Layout;
-use crate::bench::options::{Defaults, Options, STARTING};
-use crate::bench::outcome::Outcome;
-use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
-use crate::bench::rig::DefaultPolicy;
+use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::outcome::ContenderOutcome;
+use crate::bench::report::{FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport};
+use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::session::{self, Suite};
 use crate::bench::spring;
 use crate::bench::statistics::{median, round_significant};
@@ -29,22 +29,22 @@ pub(crate) struct GatewayRatingsArgs {
     cores: Vec<usize>,
     /// Applications
     #[arg(long, value_enum, default_value_t)]
-    app: App,
+    app: BackendKind,
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: SuiteOptions,
 }
 
 impl GatewayRatingsArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with_options(options: Options) -> Self {
-        Self { connections: 200, cores: Vec::new(), app: App::BuiltIn, options }
+    pub(crate) fn with_options(options: SuiteOptions) -> Self {
+        Self { connections: 200, cores: Vec::new(), app: BackendKind::BuiltIn, options }
     }
 
     /// Measures.
     ///
     /// # Errors
     /// If no case can be measured.
-    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
+    pub(crate) async fn measure(&self) -> anyhow::Result<SuiteReport> {
         let mut cases = Vec::new();
         for (link, target) in LINKS {
             for cores in self.core_counts() {
@@ -52,11 +52,13 @@ impl GatewayRatingsArgs {
             }
         }
         let defaults = match self.app {
-            App::BuiltIn => DEFAULTS,
-            App::Spring => Defaults { starting: STARTING + spring::STARTING, ..DEFAULTS },
+            BackendKind::BuiltIn => DEFAULTS,
+            BackendKind::Spring => {
+                SuiteDefaults { starting: STARTING + spring::STARTING, ..DEFAULTS }
+            }
         };
         let mut report = session::measure_suite(&SUITE, &self.options, defaults, &cases).await?;
-        if self.app == App::Spring {
+        if self.app == BackendKind::Spring {
             report.notes.push(spring::ABOUT.to_owned());
         }
         report.not_shown.extend(self.not_shown().into_iter().map(str::to_owned));
@@ -68,15 +70,15 @@ impl GatewayRatingsArgs {
     /// Returns the parts of the published figures that are missing here.
     fn not_shown(&self) -> Vec<&'static str> {
         let applications = match self.app {
-            App::BuiltIn => {
+            BackendKind::BuiltIn => {
                 "Spring applications: these are small Rust programs; --app spring runs Spring applications"
             }
-            App::Spring => {
+            BackendKind::Spring => {
                 "warm Java virtual machines: each run starts new ones, which warm up only during --warmup"
             }
         };
         let load = "JMeter as the load generator: use --driver jmeter";
-        let load = (self.options.driver() != Driver::Jmeter).then_some(load);
+        let load = (self.options.driver() != LoadGenerator::Jmeter).then_some(load);
         [Some(applications), load].into_iter().flatten().collect()
     }
 
@@ -88,17 +90,17 @@ impl GatewayRatingsArgs {
         }
     }
 
-    fn build_case(&self, link: &str, role: &'static str, cores: usize) -> Case {
+    fn build_case(&self, link: &str, role: &'static str, cores: usize) -> BenchCase {
         let count = format_cores(cores);
-        let mut case = Case::keep_alive_pair(self.connections, 0);
+        let mut case = BenchCase::keep_alive_pair(self.connections, 0);
         case.parameters.remove("body_bytes");
-        Case {
+        BenchCase {
             name: format!("{link}, sidecars on {count}"),
             layout: Layout::Bookinfo,
             app: self.app,
             targets: vec![(role, "/ratings/1".to_owned())],
             proxy_cores: Some(cores),
-            default_policy: DefaultPolicy::Allow,
+            default_policy: BenchDefaultPolicy::Allow,
             ..case
                 .with_parameter("link", link)
                 .with_parameter("proxy_cores", cores)
@@ -115,7 +117,7 @@ fn format_cores(cores: usize) -> String {
 }
 
 /// Returns the figures in the form of the published table.
-fn published_table(report: &Report) -> FigureTable {
+fn published_table(report: &SuiteReport) -> FigureTable {
     let columns = [
         "link",
         "case",
@@ -167,21 +169,21 @@ fn published_table(report: &Report) -> FigureTable {
 }
 
 /// Empty if there are no sidecars.
-fn cpu_percent(outcome: &Outcome) -> Value {
+fn cpu_percent(outcome: &ContenderOutcome) -> Value {
     let busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
     let busy = median(busy).filter(|busy| *busy > 0.0);
     busy.map_or(Value::Null, |busy| json!(round_significant(busy * 100.0)))
 }
 
-fn load_memory_mib(outcome: &Outcome) -> Value {
+fn load_memory_mib(outcome: &ContenderOutcome) -> Value {
     match outcome.memory_kib.load_private {
         0 => Value::Null,
         kib => json!(round_significant(kib as f64 / 1024.0)),
     }
 }
 
-fn build_plots(report: &Report) -> Vec<Plot> {
-    let plot = |title: &str, about: &str, of: fn(&Outcome) -> f64| {
+fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
+    let plot = |title: &str, about: &str, of: fn(&ContenderOutcome) -> f64| {
         let series = report.contenders.iter().map(|facts| {
             let points = report.cases.iter().map(|case| {
                 case.contenders.get(&facts.name).map(of).filter(|figure| *figure > 0.0)
@@ -189,12 +191,12 @@ fn build_plots(report: &Report) -> Vec<Plot> {
             (facts.name.clone(), points.collect())
         });
         let shown = |(_, points): &(String, Vec<Option<f64>>)| points.iter().any(Option::is_some);
-        Plot {
+        PlotData {
             title: title.to_owned(),
             about: about.to_owned(),
             x: report.cases.iter().map(|case| case.name.clone()).collect(),
             series: series.filter(shown).collect(),
-            form: Form::Bars,
+            form: PlotKind::Bars,
         }
     };
     vec![
@@ -223,7 +225,7 @@ const SUITE: Suite = Suite {
     about: "200 clients, each with one request at a time, call ratings, and a gateway that calls ratings \
         for each request. Without a mesh, and with a sidecar for the clients and for each service: \
         default policy allow, mutual TLS. All sidecars of a contender share one core, or two.",
-    published: &[Published {
+    published: &[PublishedTable {
         title: "osm-edge's \"Data plane benchmarking\"",
         source: "benchmark.md of osm-edge 1.1.0: K3s on two machines with 16 vCPU and 32 GB, load from a \
             third machine with JMeter 5.5, 200 threads, 2 minutes of warm-up and 5 minutes of measurement, \
@@ -245,7 +247,7 @@ const SUITE: Suite = Suite {
     ],
 };
 
-pub(super) const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno", "envoy"],
     duration: Duration::from_secs(10),
     repeats: 3,

@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::case::Case;
-use crate::bench::html::Scale;
+use crate::bench::case::BenchCase;
+use crate::bench::html::AxisScale;
 use crate::bench::layout::Layout;
-use crate::bench::options::{Defaults, Options, STARTING};
-use crate::bench::outcome::Outcome;
-use crate::bench::report::{FigureTable, Form, Plot, Published, Report};
+use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::outcome::ContenderOutcome;
+use crate::bench::report::{FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport};
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::{round_significant, slope};
 
@@ -25,12 +25,12 @@ pub(crate) struct LatencyArgs {
     #[arg(long, value_name = "N", default_value_t = 48)]
     connections: u32,
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: SuiteOptions,
 }
 
 impl LatencyArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with_options(options: Options) -> Self {
+    pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self { rates: vec![100, 500, 1000, 2000, 4000], connections: 48, options }
     }
 
@@ -38,8 +38,8 @@ impl LatencyArgs {
     ///
     /// # Errors
     /// If no case can be measured.
-    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
-        let cases: Vec<Case> = self.rates.iter().map(|rate| self.build_case(*rate)).collect();
+    pub(crate) async fn measure(&self) -> anyhow::Result<SuiteReport> {
+        let cases: Vec<BenchCase> = self.rates.iter().map(|rate| self.build_case(*rate)).collect();
         let mut report = session::measure_suite(&SUITE, &self.options, DEFAULTS, &cases).await?;
         report.tables.push(latency_table(&report));
         report.tables.push(sidecar_table(&report));
@@ -47,14 +47,14 @@ impl LatencyArgs {
         Ok(report)
     }
 
-    fn build_case(&self, rate: u32) -> Case {
+    fn build_case(&self, rate: u32) -> BenchCase {
         let targets = ["entry-1", "entry-2", "entry-3"];
-        Case {
+        BenchCase {
             name: format!("{rate} requests per second"),
             layout: Layout::Fan,
             targets: targets.map(|role| (role, "/1024".to_owned())).to_vec(),
             rate: Some(rate),
-            ..Case::keep_alive_pair(self.connections, 1024)
+            ..BenchCase::keep_alive_pair(self.connections, 1024)
                 .with_parameter("rate", rate)
                 .with_parameter("services", 3)
         }
@@ -62,7 +62,7 @@ impl LatencyArgs {
 }
 
 /// Returns the rates, as columns.
-fn rate_columns(report: &Report, first: &str) -> Vec<String> {
+fn rate_columns(report: &SuiteReport, first: &str) -> Vec<String> {
     let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
         Some(rate) => format!("{rate}/s"),
         None => case.name.clone(),
@@ -71,11 +71,15 @@ fn rate_columns(report: &Report, first: &str) -> Vec<String> {
 }
 
 /// Returns a figure of a contender in each case.
-fn figures_per_case(report: &Report, name: &str, of: impl Fn(&Outcome) -> f64) -> Vec<Option<f64>> {
+fn figures_per_case(
+    report: &SuiteReport,
+    name: &str,
+    of: impl Fn(&ContenderOutcome) -> f64,
+) -> Vec<Option<f64>> {
     report.cases.iter().map(|case| case.contenders.get(name).map(&of)).collect()
 }
 
-fn contender_names(report: &Report) -> impl Iterator<Item = &str> {
+fn contender_names(report: &SuiteReport) -> impl Iterator<Item = &str> {
     report.contenders.iter().map(|facts| facts.name.as_str())
 }
 
@@ -85,9 +89,9 @@ fn table_row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
 }
 
 /// A percentile and its name.
-type Percentile = (&'static str, fn(&Outcome) -> f64);
+type Percentile = (&'static str, fn(&ContenderOutcome) -> f64);
 
-fn latency_table(report: &Report) -> FigureTable {
+fn latency_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     let percentiles: [Percentile; 5] = [
         ("p50", |o| o.latency_ms.p50),
@@ -117,7 +121,7 @@ fn describe_contender(name: &str) -> String {
 }
 
 /// Returns CPU and memory of the client's sidecar, which carries all requests.
-fn sidecar_table(report: &Report) -> FigureTable {
+fn sidecar_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for name in contender_names(report).filter(|name| *name != "none") {
         let cores = figures_per_case(report, name, client_cores);
@@ -149,47 +153,49 @@ fn sidecar_table(report: &Report) -> FigureTable {
     FigureTable { title, columns, rows }
 }
 
-fn client_cores(outcome: &Outcome) -> f64 {
+fn client_cores(outcome: &ContenderOutcome) -> f64 {
     let cost = outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0);
     round_significant(cost * outcome.rps / 1e6)
 }
 
-fn build_plots(report: &Report) -> Vec<Plot> {
-    let plot = |title: &str, about: &str, (of, scale): (fn(&Outcome) -> f64, Scale)| {
+fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
+    let plot = |title: &str,
+                about: &str,
+                (of, scale): (fn(&ContenderOutcome) -> f64, AxisScale)| {
         let series = contender_names(report).map(|name| {
             let points = figures_per_case(report, name, of);
             (name.to_owned(), points.into_iter().map(|p| p.filter(|p| *p > 0.0)).collect())
         });
-        Plot {
+        PlotData {
             title: title.to_owned(),
             about: about.to_owned(),
             x: rate_columns(report, "").into_iter().skip(1).collect(),
             series: series
                 .filter(|(_, points): &(_, Vec<Option<f64>>)| points.iter().any(Option::is_some))
                 .collect(),
-            form: Form::Lines(scale),
+            form: PlotKind::Lines(scale),
         }
     };
     vec![
         plot(
             "Median latency",
             "milliseconds at p50, by rate; logarithmic",
-            (|o| o.latency_ms.p50, Scale::Logarithmic),
+            (|o| o.latency_ms.p50, AxisScale::Logarithmic),
         ),
         plot(
             "99th percentile",
             "milliseconds at p99, by rate; logarithmic",
-            (|o| o.latency_ms.p99, Scale::Logarithmic),
+            (|o| o.latency_ms.p99, AxisScale::Logarithmic),
         ),
         plot(
             "CPU of the client's sidecar",
             "busy cores, by rate. Less is better",
-            (client_cores, Scale::Linear),
+            (client_cores, AxisScale::Linear),
         ),
         plot(
             "Memory of all sidecars",
             "private MiB under load, client and three servers together. Less is better",
-            (|o| o.memory_kib.load_private as f64 / 1024.0, Scale::Linear),
+            (|o| o.memory_kib.load_private as f64 / 1024.0, AxisScale::Linear),
         ),
     ]
 }
@@ -203,7 +209,7 @@ const SUITE: Suite = Suite {
     about: "One client sends requests to three echo services at a constant rate, regardless of the \
         responses; latency counts from the scheduled time of a request. Without a mesh, and with a sidecar \
         in front of the client and of each service.",
-    published: &[Published {
+    published: &[PublishedTable {
         title: "OSM's \"Performance\", repeated by osm-edge and FSM",
         source: "perf-scale.md of OSM (April 2022), osm-edge and FSM; 100 AKS nodes with 2 vCPU \
                  and 7 GB, load by a modified wrk2",
@@ -228,7 +234,7 @@ const SUITE: Suite = Suite {
     ],
 };
 
-pub(super) const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno", "envoy"],
     duration: Duration::from_secs(10),
     repeats: 3,

@@ -5,12 +5,14 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::case::Case;
+use crate::bench::case::BenchCase;
 use crate::bench::figures::format_plain;
 use crate::bench::layout::Layout;
-use crate::bench::options::{Defaults, Options, STARTING};
-use crate::bench::outcome::Outcome;
-use crate::bench::report::{CaseReport, FigureTable, Form, Plot, Published, Report};
+use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::outcome::ContenderOutcome;
+use crate::bench::report::{
+    CaseReport, FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport,
+};
 use crate::bench::rig::MeshRules;
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::round_significant;
@@ -25,12 +27,12 @@ pub(crate) struct RouterArgs {
           value_parser = parse_duration)]
     delay: Vec<Duration>,
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: SuiteOptions,
 }
 
 /// The suite to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub(crate) enum RouterSuite {
     /// Requests are routed to the providers with a tag.
     Router,
     /// Failing providers are ejected.
@@ -39,7 +41,7 @@ pub(crate) enum Rule {
 
 impl RouterArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with_options(options: Options) -> Self {
+    pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self { delay: vec![Duration::ZERO, PUBLISHED_DELAY], options }
     }
 
@@ -47,17 +49,17 @@ impl RouterArgs {
     ///
     /// # Errors
     /// If no case can be measured.
-    pub(crate) async fn measure(&self, rule: Rule) -> anyhow::Result<Report> {
+    pub(crate) async fn measure(&self, rule: RouterSuite) -> anyhow::Result<SuiteReport> {
         let mut cases = Vec::new();
         for delay in &self.delay {
             for (connections, rate) in PACES {
                 let case = build_case(connections, rate, *delay, rule);
-                cases.push(Case { rules: rule.mesh_rules(), ..case });
+                cases.push(BenchCase { rules: rule.mesh_rules(), ..case });
             }
         }
         let suite = match rule {
-            Rule::Router => &ROUTER,
-            Rule::Removal => &REMOVAL,
+            RouterSuite::Router => &ROUTER,
+            RouterSuite::Removal => &REMOVAL,
         };
         let mut report = session::measure_suite(suite, &self.options, DEFAULTS, &cases).await?;
         report.notes.push(rule.description().to_owned());
@@ -67,18 +69,18 @@ impl RouterArgs {
     }
 }
 
-fn build_case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case {
-    let mut case = Case::keep_alive_pair(connections, 1024);
+fn build_case(connections: u32, rate: u32, delay: Duration, rule: RouterSuite) -> BenchCase {
+    let mut case = BenchCase::keep_alive_pair(connections, 1024);
     case.parameters.remove("body_bytes");
     let delayed = match delay.is_zero() {
         true => "without delay".to_owned(),
         false => format!("with {} ms of delay", delay.as_millis()),
     };
-    Case {
+    BenchCase {
         name: format!("{connections} connections at {rate}/s, {delayed}"),
         layout: match rule {
-            Rule::Router => Layout::TaggedChain,
-            Rule::Removal => Layout::Chain,
+            RouterSuite::Router => Layout::TaggedChain,
+            RouterSuite::Removal => Layout::Chain,
         },
         targets: vec![("consumer", "/1024".to_owned())],
         rate: Some(rate),
@@ -87,7 +89,7 @@ fn build_case(connections: u32, rate: u32, delay: Duration, rule: Rule) -> Case 
     }
 }
 
-impl Rule {
+impl RouterSuite {
     const fn mesh_rules(self) -> MeshRules {
         match self {
             Self::Router => MeshRules::Plain,
@@ -110,7 +112,7 @@ impl Rule {
 }
 
 /// Returns the figures in the form of the published table: baseline, with the rule, and the difference.
-fn published_table(report: &Report) -> FigureTable {
+fn published_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for case in &report.cases {
         let Some(baseline) = case.contenders.get("none") else {
@@ -120,7 +122,7 @@ fn published_table(report: &Report) -> FigureTable {
             let Some(outcome) = case.contenders.get(&facts.name) else {
                 continue;
             };
-            let both = |of: fn(&Outcome) -> f64| {
+            let both = |of: fn(&ContenderOutcome) -> f64| {
                 let (without, with) = (of(baseline), of(outcome));
                 let sign = if with < without { "-" } else { "+" };
                 let difference = format_plain((with - without).abs());
@@ -160,17 +162,17 @@ fn published_table(report: &Report) -> FigureTable {
     }
 }
 
-fn member_percent(outcome: &Outcome, name: &str) -> f64 {
+fn member_percent(outcome: &ContenderOutcome, name: &str) -> f64 {
     let cost = outcome.cpu_us_per_request.processes.get(name).copied().unwrap_or(0.0);
     round_significant(cost * outcome.rps / 1e4)
 }
 
-fn build_plots(report: &Report) -> Vec<Plot> {
+fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     let name = |case: &CaseReport| {
         let of = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
         format!("{}/s, {}", of("rate"), short_delay(of("delay_ms")))
     };
-    let plot = |title: &str, about: &str, of: fn(&Outcome) -> f64| Plot {
+    let plot = |title: &str, about: &str, of: fn(&ContenderOutcome) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
         x: report.cases.iter().map(name).collect(),
@@ -182,7 +184,7 @@ fn build_plots(report: &Report) -> Vec<Plot> {
                 (facts.name.clone(), report.cases.iter().map(of_case).collect())
             })
             .collect(),
-        form: Form::Bars,
+        form: PlotKind::Bars,
     };
     vec![
         plot("P90", "milliseconds. Less is better", |o| o.latency_ms.p90),
@@ -229,7 +231,7 @@ const ROUTER: Suite = Suite {
     name: "router",
     title: "Tag routing",
     about: ABOUT,
-    published: &[Published {
+    published: &[PublishedTable {
         title: "Sermant's router, baseline / with agent",
         source: SOURCE,
         columns: &["load", "CPU %", "heap MB", "metaspace MB", "P90 ms", "P95 ms", "throughput /s"],
@@ -262,7 +264,7 @@ const REMOVAL: Suite = Suite {
     name: "removal",
     title: "Outlier detection",
     about: ABOUT,
-    published: &[Published {
+    published: &[PublishedTable {
         title: "Sermant's removal, baseline / with agent",
         source: SOURCE,
         columns: &["load", "CPU %", "heap MB", "metaspace MB", "P90 ms", "P95 ms", "throughput /s"],
@@ -291,7 +293,7 @@ const REMOVAL: Suite = Suite {
     not_shown: NOT_SHOWN,
 };
 
-pub(super) const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["none", "leno"],
     duration: Duration::from_secs(10),
     repeats: 3,

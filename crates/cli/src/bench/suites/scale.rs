@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::contender::{Contender, Sight};
-use crate::bench::html::Scale;
+use crate::bench::contender::{BenchObservability, Contender};
+use crate::bench::html::AxisScale;
 use crate::bench::layout::Layout;
 use crate::bench::mesh_services;
-use crate::bench::mesh_size::{self, Changing, Crowd};
-use crate::bench::options::{self, Defaults, Options};
-use crate::bench::progress::Progress;
-use crate::bench::report::{FigureTable, Form, MeshSize, Plot, Published, Report};
-use crate::bench::rig::DefaultPolicy;
+use crate::bench::mesh_size::{self, ChangeMeasurement, CrowdSize};
+use crate::bench::options::{self, SuiteDefaults, SuiteOptions};
+use crate::bench::progress::BenchProgress;
+use crate::bench::report::{
+    FigureTable, MeshSize, PlotData, PlotKind, PublishedTable, SuiteReport,
+};
+use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::{median, round_significant};
 
@@ -33,12 +35,12 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "10,10000")]
     services: Vec<usize>,
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: SuiteOptions,
 }
 
 impl ScaleArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with_options(options: Options) -> Self {
+    pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self {
             sidecars: vec![200, 400, 800, 1600],
             real: REAL,
@@ -56,21 +58,26 @@ impl ScaleArgs {
     ///
     /// # Errors
     /// If a mesh does not start.
-    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
+    pub(crate) async fn measure(&self) -> anyhow::Result<SuiteReport> {
         let began = Instant::now();
         let mut runner = self.options.build_runner(DEFAULTS, self.mesh_count())?;
         let mut report = session::blank_report(&SUITE);
-        let leno = Contender::Leno(Sight::Nothing).check_support(&runner.rig, Layout::Http)?;
+        let leno = Contender::Leno(BenchObservability::Nothing)
+            .check_support(&runner.rig, Layout::Http)?;
         report.contenders.push(leno);
         runner.confine_to(1);
         let steps = self.mesh_count() * runner.repeats as usize;
-        let mut progress = Progress::new(steps, runner.trial_takes());
+        let mut progress = BenchProgress::new(steps, runner.trial_takes());
         let most = self.sidecars.iter().max();
         for sidecars in &self.sidecars {
             for mode in MODES {
                 runner.rig.default_policy = mode;
-                let changes = if Some(sidecars) == most { Changing::Yes } else { Changing::No };
-                let crowd = Crowd { sidecars: *sidecars, real: self.real, changes };
+                let changes = if Some(sidecars) == most {
+                    ChangeMeasurement::Yes
+                } else {
+                    ChangeMeasurement::No
+                };
+                let crowd = CrowdSize { sidecars: *sidecars, real: self.real, changes };
                 let mut repeats = Vec::new();
                 for repeat in 1..=runner.repeats {
                     let mode = mode.as_str();
@@ -80,7 +87,7 @@ impl ScaleArgs {
                 report.meshes.extend(median_mesh(&repeats));
             }
         }
-        runner.rig.default_policy = DefaultPolicy::Allow;
+        runner.rig.default_policy = BenchDefaultPolicy::Allow;
         for services in &self.services {
             let found = mesh_services::measure_services(&runner.rig, *services).await?;
             report.services.push(found);
@@ -142,13 +149,13 @@ const FIGURES: [Named; 7] = [
     ("memory of one sidecar, MiB", |m| m.sidecar_memory_mib),
 ];
 
-fn of_mode(meshes: &[MeshSize], mode: DefaultPolicy) -> impl Iterator<Item = &MeshSize> {
+fn of_mode(meshes: &[MeshSize], mode: BenchDefaultPolicy) -> impl Iterator<Item = &MeshSize> {
     meshes.iter().filter(move |mesh| mesh.mode == mode)
 }
 
 /// Returns the figures in the form of the published table.
 fn published_table(meshes: &[MeshSize]) -> FigureTable {
-    let sizes = of_mode(meshes, DefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
+    let sizes = of_mode(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
     let mut rows = Vec::new();
     for mode in MODES {
@@ -161,11 +168,13 @@ fn published_table(meshes: &[MeshSize]) -> FigureTable {
     FigureTable { title: "Meshes by size".to_owned(), columns, rows }
 }
 
-fn build_plots(meshes: &[MeshSize]) -> Vec<Plot> {
-    let plot = |title: &str, about: &str, of: fn(&MeshSize) -> f64| Plot {
+fn build_plots(meshes: &[MeshSize]) -> Vec<PlotData> {
+    let plot = |title: &str, about: &str, of: fn(&MeshSize) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
-        x: of_mode(meshes, DefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string()).collect(),
+        x: of_mode(meshes, BenchDefaultPolicy::Deny)
+            .map(|mesh| mesh.sidecars.to_string())
+            .collect(),
         series: MODES
             .iter()
             .map(|mode| {
@@ -173,7 +182,7 @@ fn build_plots(meshes: &[MeshSize]) -> Vec<Plot> {
                 (mode.as_str().to_owned(), points.collect())
             })
             .collect(),
-        form: Form::Lines(Scale::Linear),
+        form: PlotKind::Lines(AxisScale::Linear),
     };
     vec![
         plot("Memory of the control plane", "MiB when steady, by sidecars", |m| {
@@ -191,7 +200,7 @@ fn build_plots(meshes: &[MeshSize]) -> Vec<Plot> {
     ]
 }
 
-const MODES: [DefaultPolicy; 2] = [DefaultPolicy::Deny, DefaultPolicy::Allow];
+const MODES: [BenchDefaultPolicy; 2] = [BenchDefaultPolicy::Deny, BenchDefaultPolicy::Allow];
 /// Enough to carry traffic of their own.
 const REAL: usize = 50;
 /// The approximate time for starting, joining, changes and reconnects.
@@ -205,7 +214,7 @@ const SUITE: Suite = Suite {
         services that it uses. A rollout ends when the last sidecar has received the last endpoint and \
         every real sidecar is ready. In the largest mesh endpoints move, a rule changes and the control \
         plane is killed, while real sidecars forward traffic.",
-    published: &[Published {
+    published: &[PublishedTable {
         title: "OSM's \"Scalability\", repeated by osm-edge and FSM",
         source: "perf-scale.md of OSM (April 2022), osm-edge and FSM; 100 AKS nodes with 2 vCPU \
                  and 7 GB, pods deployed at once, load generator off",
@@ -233,7 +242,7 @@ const SUITE: Suite = Suite {
     ],
 };
 
-pub(super) const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["leno"],
     duration: Duration::from_secs(5),
     repeats: 1,

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::bench::case::Case;
-use crate::bench::driver::Connecting;
+use crate::bench::case::BenchCase;
+use crate::bench::driver::ConnectionMode;
 use crate::bench::layout::Layout;
-use crate::bench::options::{Defaults, Options, STARTING};
-use crate::bench::report::Report;
+use crate::bench::options::{STARTING, SuiteDefaults, SuiteOptions};
+use crate::bench::report::SuiteReport;
 use crate::bench::session::{self, Suite};
 
 /// Arguments of `leno bench sidecar`.
@@ -23,14 +23,14 @@ pub(crate) struct SidecarArgs {
     body: Vec<usize>,
     /// Traffic; one case per value
     #[arg(long, value_enum, value_delimiter = ',', default_value = "http")]
-    work: Vec<Work>,
+    work: Vec<TrafficKind>,
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) options: SuiteOptions,
 }
 
 /// The traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Work {
+enum TrafficKind {
     /// HTTP/1.1 on keep-alive connections
     Http,
     /// HTTP/1.1 with a new connection for each request
@@ -41,11 +41,11 @@ enum Work {
 
 impl SidecarArgs {
     /// The suite as run by `all`.
-    pub(crate) fn with_options(options: Options) -> Self {
+    pub(crate) fn with_options(options: SuiteOptions) -> Self {
         Self {
             connections: vec![1, 200, 1000],
             body: vec![1024],
-            work: vec![Work::Http, Work::Tcp],
+            work: vec![TrafficKind::Http, TrafficKind::Tcp],
             options,
         }
     }
@@ -54,11 +54,11 @@ impl SidecarArgs {
     ///
     /// # Errors
     /// If no case can be measured.
-    pub(crate) async fn measure(&self) -> anyhow::Result<Report> {
+    pub(crate) async fn measure(&self) -> anyhow::Result<SuiteReport> {
         session::measure_suite(&SUITE, &self.options, DEFAULTS, &self.build_cases()).await
     }
 
-    fn build_cases(&self) -> Vec<Case> {
+    fn build_cases(&self) -> Vec<BenchCase> {
         let mut cases = Vec::new();
         for work in &self.work {
             for connections in &self.connections {
@@ -71,17 +71,17 @@ impl SidecarArgs {
     }
 }
 
-fn build_case(work: Work, connections: u32, body: usize) -> Case {
-    let case = Case::keep_alive_pair(connections, body);
+fn build_case(work: TrafficKind, connections: u32, body: usize) -> BenchCase {
+    let case = BenchCase::keep_alive_pair(connections, body);
     let name = case.name.clone();
     match work {
-        Work::Http => case.with_parameter("work", "http"),
-        Work::Fresh => Case {
+        TrafficKind::Http => case.with_parameter("work", "http"),
+        TrafficKind::Fresh => BenchCase {
             name: format!("{name}, fresh connections"),
-            connecting: Connecting::Fresh,
+            connecting: ConnectionMode::Fresh,
             ..case.with_parameter("work", "fresh")
         },
-        Work::Tcp => Case {
+        TrafficKind::Tcp => BenchCase {
             name: format!("{name}, opaque TCP"),
             layout: Layout::Tcp,
             ..case.with_parameter("work", "tcp")
@@ -103,7 +103,7 @@ const SUITE: Suite = Suite {
     ],
 };
 
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: SuiteDefaults = SuiteDefaults {
     contenders: &["leno", "leno-seen", "envoy", "haproxy", "nginx", "none", "floor"],
     duration: Duration::from_secs(5),
     repeats: 3,

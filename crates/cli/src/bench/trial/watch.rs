@@ -8,29 +8,29 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::time::Instant;
 
-use super::{Auxiliary, CoresBusy, CpuCost, MemoryKib, Others};
+use super::{Auxiliary, CoresBusy, CpuCost, MemoryKib, OtherCosts};
 use crate::ask;
-use crate::bench::case::Applications;
-use crate::bench::contender::{Part, Running};
+use crate::bench::case::BackendProcesses;
+use crate::bench::contender::{ProcessRole, RunningContender};
 use crate::bench::cores::Cores;
-use crate::bench::instructions::Counting;
+use crate::bench::instructions::InstructionCount;
 use crate::bench::rig::Rig;
-use crate::bench::sample::{self, Memory, descendants_of};
+use crate::bench::sample::{self, MemoryUsage, descendants_of};
 use crate::bench::statistics::round_significant;
 
 /// The processes to read while the load runs. Process trees are resolved beforehand, so that readings are fast.
-pub(super) struct Watched {
+pub(super) struct WatchedProcesses {
     proxies: Vec<(String, Vec<u32>)>,
     auxiliary: Vec<(String, Vec<u32>)>,
     applications: Vec<u32>,
     load: Vec<u32>,
     /// The ports at which applications report their counts.
     counting: Vec<u16>,
-    cores: Layers,
+    cores: CoreLayout,
 }
 
 /// The cores of the proxies and those of the load.
-enum Layers {
+enum CoreLayout {
     Apart(Cores, Cores),
     /// Proxies and load share these.
     Shared(Cores),
@@ -38,7 +38,7 @@ enum Layers {
 }
 
 /// The usage of all processes at one moment.
-pub(super) struct Reading {
+pub(super) struct UsageReading {
     at: Instant,
     proxies: BTreeMap<String, Duration>,
     auxiliary: BTreeMap<String, Duration>,
@@ -50,11 +50,11 @@ pub(super) struct Reading {
     answered: Option<f64>,
 }
 
-impl Watched {
+impl WatchedProcesses {
     pub(super) fn new(
         rig: &Rig,
-        running: &Running,
-        applications: &Applications,
+        running: &RunningContender,
+        applications: &BackendProcesses,
         load: u32,
     ) -> Self {
         let of = |part| -> Vec<(String, Vec<u32>)> {
@@ -66,14 +66,14 @@ impl Watched {
         };
         let cores = match (&rig.proxy_cores, &rig.load_cores) {
             (Some(proxies), Some(load)) if proxies.overlaps(load) => {
-                Layers::Shared(proxies.union(load))
+                CoreLayout::Shared(proxies.union(load))
             }
-            (Some(proxies), Some(load)) => Layers::Apart(proxies.clone(), load.clone()),
-            _ => Layers::Unknown,
+            (Some(proxies), Some(load)) => CoreLayout::Apart(proxies.clone(), load.clone()),
+            _ => CoreLayout::Unknown,
         };
         Self {
-            proxies: of(Part::Proxy),
-            auxiliary: of(Part::Auxiliary),
+            proxies: of(ProcessRole::Proxy),
+            auxiliary: of(ProcessRole::Auxiliary),
             applications: applications.pids().into_iter().flat_map(descendants_of).collect(),
             load: descendants_of(load),
             counting: applications.counting.clone(),
@@ -85,24 +85,24 @@ impl Watched {
     ///
     /// # Errors
     /// If an application does not report its count.
-    pub(super) async fn read(&self) -> anyhow::Result<Reading> {
+    pub(super) async fn read(&self) -> anyhow::Result<UsageReading> {
         let each = |all: &[(String, Vec<u32>)]| -> BTreeMap<String, Duration> {
             all.iter().map(|(name, pids)| (name.clone(), sample::cpu_time(pids))).collect()
         };
         // The query itself takes time under load: the mean of two counts is used.
         let earlier = self.response_count().await?;
-        let mut reading = Reading {
+        let mut reading = UsageReading {
             at: Instant::now(),
             proxies: each(&self.proxies),
             auxiliary: each(&self.auxiliary),
             applications: sample::cpu_time(&self.applications),
             load: sample::cpu_time(&self.load),
             cores: match &self.cores {
-                Layers::Apart(proxies, load) => {
+                CoreLayout::Apart(proxies, load) => {
                     (sample::busy_time(proxies), sample::busy_time(load))
                 }
-                Layers::Shared(cores) => (sample::busy_time(cores), Duration::ZERO),
-                Layers::Unknown => (Duration::ZERO, Duration::ZERO),
+                CoreLayout::Shared(cores) => (sample::busy_time(cores), Duration::ZERO),
+                CoreLayout::Unknown => (Duration::ZERO, Duration::ZERO),
             },
             answered: None,
         };
@@ -131,11 +131,11 @@ impl Watched {
         &self,
         length: Duration,
         dir: &Path,
-    ) -> anyhow::Result<Option<Counting>> {
+    ) -> anyhow::Result<Option<InstructionCount>> {
         let pids: Vec<u32> = self.proxies.iter().flat_map(|(_, pids)| pids).copied().collect();
         match pids.is_empty() {
             true => Ok(None),
-            false => Counting::start(&pids, length, dir).map(Some),
+            false => InstructionCount::start(&pids, length, dir).map(Some),
         }
     }
 
@@ -143,7 +143,7 @@ impl Watched {
     pub(super) fn proxy_memory(&self) -> MemoryKib {
         let mut all = MemoryKib::default();
         for (name, pids) in &self.proxies {
-            let Memory { private_kib, pss_kib } = sample::memory_usage(pids);
+            let MemoryUsage { private_kib, pss_kib } = sample::memory_usage(pids);
             all.load_private += private_kib;
             all.load_pss += pss_kib;
             all.processes.insert(name.clone(), private_kib);
@@ -161,7 +161,7 @@ impl Watched {
 }
 
 /// The difference of two readings, in seconds of CPU time.
-pub(super) struct Spent {
+pub(super) struct UsageDifference {
     seconds: f64,
     /// The number of answered requests.
     pub(super) requests: f64,
@@ -173,9 +173,9 @@ pub(super) struct Spent {
     shared: bool,
 }
 
-impl Spent {
+impl UsageDifference {
     /// Computes the difference; `rps` replaces the counts of applications that do not count.
-    pub(super) fn between(before: &Reading, after: &Reading, rps: f64) -> Self {
+    pub(super) fn between(before: &UsageReading, after: &UsageReading, rps: f64) -> Self {
         let spent = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
         let each = |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
             let each = after.iter().map(|(name, time)| {
@@ -213,7 +213,7 @@ impl Spent {
         }
     }
 
-    pub(super) fn other_costs(&self, private: &BTreeMap<String, u64>) -> Others {
+    pub(super) fn other_costs(&self, private: &BTreeMap<String, u64>) -> OtherCosts {
         let auxiliary = self.auxiliary.iter().map(|(name, time)| {
             let private_kib = private.get(name).copied().unwrap_or(0);
             (
@@ -221,7 +221,7 @@ impl Spent {
                 Auxiliary { cores_busy: round_significant(time / self.seconds), private_kib },
             )
         });
-        Others {
+        OtherCosts {
             applications_us_per_request: self.us_per_request(self.applications),
             load_us_per_request: self.us_per_request(self.load),
             auxiliary: auxiliary.collect(),
@@ -253,14 +253,14 @@ mod tests {
 
     /// Creates a reading after some seconds at a steady pace; `cores` is the reading of the cores.
     fn reading_after(
-        began: Instant,
+        started: Instant,
         seconds: f64,
         cores: (f64, f64),
         answered: Option<f64>,
-    ) -> Reading {
+    ) -> UsageReading {
         let taken = |cores: f64| Duration::from_secs_f64(cores * seconds);
-        Reading {
-            at: began + Duration::from_secs_f64(seconds),
+        UsageReading {
+            at: started + Duration::from_secs_f64(seconds),
             proxies: BTreeMap::from([("client".into(), taken(0.2)), ("server".into(), taken(0.3))]),
             auxiliary: BTreeMap::from([("control".into(), taken(0.1))]),
             applications: taken(0.25),
@@ -270,15 +270,15 @@ mod tests {
         }
     }
 
-    fn spent_between(cores: (f64, f64), answered: Option<(f64, f64)>) -> Spent {
-        let began = Instant::now();
-        let before = reading_after(began, 10.0, cores, answered.map(|(before, _)| before));
-        let after = reading_after(began, 12.0, cores, answered.map(|(_, after)| after));
-        Spent::between(&before, &after, 1000.0)
+    fn spent_between(cores: (f64, f64), answered: Option<(f64, f64)>) -> UsageDifference {
+        let started = Instant::now();
+        let before = reading_after(started, 10.0, cores, answered.map(|(before, _)| before));
+        let after = reading_after(started, 12.0, cores, answered.map(|(_, after)| after));
+        UsageDifference::between(&before, &after, 1000.0)
     }
 
     #[test]
-    fn costs_are_divided_by_what_was_answered_and_else_by_the_rate() {
+    fn costs_are_divided_by_responses_or_else_by_the_rate() {
         for (answered, requests) in
             [(Some((500.0, 4500.0)), 4000.0), (None, 2000.0), (Some((5.0, 5.0)), 1.0)]
         {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn other_processes_are_what_is_left_of_busy_cores_counted_once() {
+    fn other_processes_are_the_remaining_busy_cores_counted_once() {
         for (read, other_processes) in [
             // Separate cores: 0.5 for the proxies, 0.85 for load, applications and control plane.
             ((0.5, 0.85), (0.0, 0.0)),

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_plain_numbers_name_a_book() {
+    fn book_ids_are_plain_integers() {
         assert_eq!(Book::from_path("/details/1", "/details/").map(|b| b.id), Some(1));
         for bad in ["/details/", "/details/+1", "/details/1/", "/details/4", "/details/-0"] {
             assert!(Book::from_path(bad, "/details/").is_none(), "{bad}");

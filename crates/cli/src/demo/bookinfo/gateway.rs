@@ -5,10 +5,14 @@ use hyper::header::CONTENT_TYPE;
 use hyper::{HeaderMap, Response, Uri};
 
 use super::answer::{Answer, not_found, unavailable_response};
-use super::upstream::Upstream;
+use super::upstream::UpstreamClient;
 
 /// Forwards `/ratings/...`, and returns the response of ratings or of the mesh unchanged.
-pub(super) async fn forward_ratings(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
+pub(super) async fn forward_ratings(
+    upstream: &UpstreamClient,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Answer {
     if !uri.path().starts_with("/ratings/") {
         return not_found(uri.path());
     }

@@ -6,7 +6,7 @@ use crate::ports::PortSearch;
 
 /// The local ports of bookinfo: one per application and outbound listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ports {
+pub(crate) struct BookinfoPorts {
     /// The port of productpage.
     pub(crate) productpage: u16,
     /// The port of details.
@@ -29,7 +29,7 @@ pub(crate) struct Ports {
     pub(crate) external_client_ratings: u16,
 }
 
-impl Ports {
+impl BookinfoPorts {
     /// Returns the ports of `deploy/demo/bookinfo.yaml`.
     #[cfg(test)]
     pub(crate) const fn published() -> Self {
@@ -68,11 +68,11 @@ impl Ports {
 }
 
 /// Returns all of bookinfo as a multi-document YAML text, with services run by the `leno` at `binary`.
-pub(crate) fn render_manifests(ports: &Ports, binary: &str) -> String {
+pub(crate) fn render_manifests(ports: &BookinfoPorts, binary: &str) -> String {
     let mut documents = vec![MESH.to_owned()];
     documents
         .extend(demo_applications(ports).iter().map(|workload| workload.render_manifests(binary)));
-    documents.extend(demo_clients(ports).iter().map(Client::render));
+    documents.extend(demo_clients(ports).iter().map(BookinfoClient::render));
     documents.extend(services_and_rules());
     format!("{CAPTION}{}", documents.join("---\n"))
 }
@@ -80,12 +80,12 @@ pub(crate) fn render_manifests(ports: &Ports, binary: &str) -> String {
 /// Returns the manifests common to local meshes and clusters.
 pub(super) fn services_and_rules() -> Vec<String> {
     let services = SERVICES.iter().map(|(name, selector)| render_service(name, selector));
-    let permissions = PERMISSIONS.iter().map(Permission::render);
+    let permissions = PERMISSIONS.iter().map(AllowedCalls::render);
     services.chain([REVIEWS_SPLIT.to_owned()]).chain(permissions).collect()
 }
 
 /// A workload with one of the demo's applications.
-struct Application {
+struct BookinfoApplication {
     name: &'static str,
     app: &'static str,
     version: &'static str,
@@ -94,7 +94,7 @@ struct Application {
     arguments: &'static [&'static str],
 }
 
-impl Application {
+impl BookinfoApplication {
     fn render_manifests(&self, binary: &str) -> String {
         let Self { name, app, version, port, arguments } = self;
         let port_text = port.to_string();
@@ -117,16 +117,21 @@ impl Application {
     }
 }
 
-fn demo_applications(ports: &Ports) -> [Application; 7] {
-    let reviews = |name, version, port, arguments| Application {
+fn demo_applications(ports: &BookinfoPorts) -> [BookinfoApplication; 7] {
+    let reviews = |name, version, port, arguments| BookinfoApplication {
         name,
         app: "reviews",
         version,
         port,
         arguments,
     };
-    let single =
-        |name, app, port, arguments| Application { name, app, version: "v1", port, arguments };
+    let single = |name, app, port, arguments| BookinfoApplication {
+        name,
+        app,
+        version: "v1",
+        port,
+        arguments,
+    };
     [
         single("productpage-1", "productpage", ports.productpage, &["productpage"]),
         single("details-1", "details", ports.details, &["details"]),
@@ -139,13 +144,13 @@ fn demo_applications(ports: &Ports) -> [Application; 7] {
 }
 
 /// A workload without ports, for clients of its outbound listeners.
-struct Client {
+struct BookinfoClient {
     account: &'static str,
     comment: &'static str,
     listeners: Vec<(&'static str, u16)>,
 }
 
-impl Client {
+impl BookinfoClient {
     fn render(&self) -> String {
         let Self { account, comment, listeners } = self;
         let listener = |(service, port): &(&str, u16)| {
@@ -167,9 +172,9 @@ impl Client {
     }
 }
 
-fn demo_clients(ports: &Ports) -> [Client; 2] {
+fn demo_clients(ports: &BookinfoPorts) -> [BookinfoClient; 2] {
     [
-        Client {
+        BookinfoClient {
             account: "traffic",
             comment: "The demo's own client: clients of these listeners have the identity `traffic`.",
             listeners: vec![
@@ -177,7 +182,7 @@ fn demo_clients(ports: &Ports) -> [Client; 2] {
                 ("gateway-ratings", ports.traffic_gateway_ratings),
             ],
         },
-        Client {
+        BookinfoClient {
             account: "outsider",
             comment: "A member of the mesh with an outbound listener for ratings, but without a policy \
                 that permits its requests: 403.",
@@ -196,14 +201,14 @@ fn render_service(name: &str, selector: &str) -> String {
 }
 
 /// The requests that clients may send to one service.
-struct Permission {
+struct AllowedCalls {
     destination: &'static str,
     sources: &'static [&'static str],
     /// Names of matches and the allowed paths, as regular expressions on the whole path.
     paths: &'static [(&'static str, &'static str)],
 }
 
-impl Permission {
+impl AllowedCalls {
     fn render(&self) -> String {
         let Self { destination, sources, paths } = self;
         let matches: String = paths
@@ -283,8 +288,8 @@ spec:
     - {name: reviews-v3, port: 9080, weight: 10}
 ";
 
-const PERMISSIONS: [Permission; 5] = [
-    Permission {
+const PERMISSIONS: [AllowedCalls; 5] = [
+    AllowedCalls {
         destination: "productpage",
         sources: &["traffic"],
         paths: &[
@@ -294,22 +299,22 @@ const PERMISSIONS: [Permission; 5] = [
             ("health", "/health"),
         ],
     },
-    Permission {
+    AllowedCalls {
         destination: "gateway-ratings",
         sources: &["traffic"],
         paths: &[("ratings", "/ratings/[0-9]+"), ("health", "/health")],
     },
-    Permission {
+    AllowedCalls {
         destination: "details",
         sources: &["productpage"],
         paths: &[("book", "/details/[0-9]+")],
     },
-    Permission {
+    AllowedCalls {
         destination: "reviews",
         sources: &["productpage"],
         paths: &[("book", "/reviews/[0-9]+")],
     },
-    Permission {
+    AllowedCalls {
         destination: "ratings",
         sources: &["reviews", "gateway-ratings"],
         paths: &[("book", "/ratings/[0-9]+")],
@@ -330,7 +335,7 @@ mod tests {
     fn the_published_manifests_are_the_rendered_ones() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/demo/bookinfo.yaml");
         let published = std::fs::read_to_string(path).unwrap_or_default();
-        let rendered = render_manifests(&Ports::published(), "leno");
+        let rendered = render_manifests(&BookinfoPorts::published(), "leno");
         assert_eq!(
             published, rendered,
             "deploy/demo/bookinfo.yaml differs from manifests(&Ports::published(), \"leno\")"
@@ -339,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_registry_accepts_every_document_and_the_command_line_every_command() {
-        let text = render_manifests(&Ports::published(), "/opt/my leno/leno");
+        let text = render_manifests(&BookinfoPorts::published(), "/opt/my leno/leno");
         let (objects, rejected) = leno_registry::read_str("bookinfo.yaml", &text);
         assert!(rejected.is_empty(), "{rejected:?}");
         assert_eq!(objects.len(), text.split("---\n").count());
@@ -354,22 +359,22 @@ mod tests {
         assert_eq!(commands.len(), 7);
         for command in commands {
             assert_eq!(command[0], "/opt/my leno/leno");
-            Line::try_parse_from(command).unwrap();
+            CommandLine::try_parse_from(command).unwrap();
         }
     }
 
     /// The part of the command line that the manifests use.
     #[derive(Debug, Parser)]
     #[command(version, propagate_version = true)]
-    enum Line {
+    enum CommandLine {
         DemoService(DemoServiceArgs),
     }
 
     #[test]
     fn ports_are_used_as_given_and_all_different() {
-        let ports = Ports::find_free().unwrap();
+        let ports = BookinfoPorts::find_free().unwrap();
         let text = render_manifests(&ports, "/opt/my leno/leno");
-        let Ports {
+        let BookinfoPorts {
             productpage,
             details,
             reviews_v1,
@@ -397,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_permits_the_external_client() {
+    fn no_policy_allows_the_external_client() {
         for permission in &PERMISSIONS {
             assert!(!permission.sources.contains(&"outsider"));
         }

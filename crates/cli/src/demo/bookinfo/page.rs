@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_from_other_services_never_becomes_markup() {
+    fn text_of_other_services_is_escaped() {
         let details = Ok(json!({"publisher": "<script>alert(1)</script>"}));
         let reviews = Ok(json!({
             "version": "<v9>",

@@ -19,7 +19,7 @@ pub(crate) fn render_manifests(image: &str) -> String {
 }
 
 /// A Deployment of one pod.
-struct Pods {
+struct BookinfoDeployment {
     name: &'static str,
     app: &'static str,
     version: &'static str,
@@ -29,7 +29,7 @@ struct Pods {
     serves: bool,
 }
 
-impl Pods {
+impl BookinfoDeployment {
     const fn service_pod(
         name: &'static str,
         app: &'static str,
@@ -95,15 +95,30 @@ macro_rules! served {
     };
 }
 
-const PODS: [Pods; 8] = [
-    Pods::service_pod("productpage", "productpage", "v1", served!("productpage")),
-    Pods::service_pod("details", "details", "v1", served!("details")),
-    Pods::service_pod("reviews-v1", "reviews", "v1", served!("reviews", "--version", "v1")),
-    Pods::service_pod("reviews-v2", "reviews", "v2", served!("reviews", "--version", "v2")),
-    Pods::service_pod("reviews-v3", "reviews", "v3", served!("reviews", "--version", "v3")),
-    Pods::service_pod("ratings", "ratings", "v1", served!("ratings")),
-    Pods::service_pod("gateway-ratings", "gateway-ratings", "v1", served!("gateway")),
-    Pods {
+const PODS: [BookinfoDeployment; 8] = [
+    BookinfoDeployment::service_pod("productpage", "productpage", "v1", served!("productpage")),
+    BookinfoDeployment::service_pod("details", "details", "v1", served!("details")),
+    BookinfoDeployment::service_pod(
+        "reviews-v1",
+        "reviews",
+        "v1",
+        served!("reviews", "--version", "v1"),
+    ),
+    BookinfoDeployment::service_pod(
+        "reviews-v2",
+        "reviews",
+        "v2",
+        served!("reviews", "--version", "v2"),
+    ),
+    BookinfoDeployment::service_pod(
+        "reviews-v3",
+        "reviews",
+        "v3",
+        served!("reviews", "--version", "v3"),
+    ),
+    BookinfoDeployment::service_pod("ratings", "ratings", "v1", served!("ratings")),
+    BookinfoDeployment::service_pod("gateway-ratings", "gateway-ratings", "v1", served!("gateway")),
+    BookinfoDeployment {
         name: "traffic",
         app: "traffic",
         version: "v1",
@@ -126,7 +141,7 @@ mod tests {
     use crate::Cli;
 
     #[test]
-    fn what_is_printed_is_as_it_was_looked_at() {
+    fn the_printed_pods_match_the_golden_file() {
         expect_test::expect_file!["golden/pods.yaml"].assert_eq(&render_manifests("leno:test"));
     }
 

@@ -8,10 +8,14 @@ use super::answer::{
 };
 use super::catalogue::{BOOKS, Book};
 use super::page;
-use super::upstream::{Upstream, UpstreamError};
+use super::upstream::{UpstreamClient, UpstreamError};
 
 /// Serves `/`, `/productpage?id=ID`, `/api/v1/products` and `/api/v1/products/ID`.
-pub(super) async fn serve_page(upstream: &Upstream, uri: &Uri, headers: &HeaderMap) -> Answer {
+pub(super) async fn serve_page(
+    upstream: &UpstreamClient,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Answer {
     match uri.path() {
         "/" => html_response(StatusCode::OK, page::render_shelf(&BOOKS)),
         "/productpage" => {
@@ -32,14 +36,14 @@ pub(super) async fn serve_page(upstream: &Upstream, uri: &Uri, headers: &HeaderM
     }
 }
 
-async fn answer_page(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> Answer {
+async fn answer_page(upstream: &UpstreamClient, book: &Book, headers: &HeaderMap) -> Answer {
     let (details, reviews) = fetch_parts(upstream, book, headers).await;
     let whole = details.is_ok() && reviews.is_ok();
     let status = if whole { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     html_response(status, page::render_product(book, &details, &reviews))
 }
 
-async fn answer_json(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> Answer {
+async fn answer_json(upstream: &UpstreamClient, book: &Book, headers: &HeaderMap) -> Answer {
     match fetch_parts(upstream, book, headers).await {
         (Ok(details), Ok(reviews)) => {
             let product = json!({
@@ -56,7 +60,7 @@ async fn answer_json(upstream: &Upstream, book: &Book, headers: &HeaderMap) -> A
 
 /// Fetches details and reviews concurrently.
 async fn fetch_parts(
-    upstream: &Upstream,
+    upstream: &UpstreamClient,
     book: &Book,
     headers: &HeaderMap,
 ) -> (Result<Value, UpstreamError>, Result<Value, UpstreamError>) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::answer::{Answer, json_response, not_found, unavailable_response};
 use super::catalogue::Book;
-use super::upstream::{Upstream, UpstreamError};
+use super::upstream::{UpstreamClient, UpstreamError};
 
 /// The versions of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
@@ -53,7 +53,7 @@ pub(super) fn answer_plain(version: ReviewsVersion, path: &str) -> Answer {
 pub(super) async fn answer_rated(
     version: ReviewsVersion,
     color: StarColor,
-    upstream: &Upstream,
+    upstream: &UpstreamClient,
     path: &str,
     headers: &HeaderMap,
 ) -> Answer {
@@ -73,10 +73,10 @@ pub(super) async fn answer_rated(
 }
 
 async fn fetch_stars(
-    upstream: &Upstream,
+    upstream: &UpstreamClient,
     book: &Book,
     headers: &HeaderMap,
-) -> Result<Stars, UpstreamError> {
+) -> Result<RatingsResponse, UpstreamError> {
     let path = format!("/ratings/{}", book.id);
     upstream.get_json("ratings", &path, headers).await
 }
@@ -85,17 +85,17 @@ fn build_reviews(
     version: ReviewsVersion,
     book: &Book,
     rating: impl Fn(&str) -> Option<Rating>,
-) -> Reviews {
+) -> ReviewsResponse {
     let written = |opinion: &super::catalogue::Opinion| Review {
         reviewer: opinion.reviewer,
         text: opinion.text,
         rating: rating(opinion.reviewer),
     };
-    Reviews { id: book.id, version, reviews: book.opinions.iter().map(written).collect() }
+    ReviewsResponse { id: book.id, version, reviews: book.opinions.iter().map(written).collect() }
 }
 
 #[derive(Serialize)]
-struct Reviews {
+struct ReviewsResponse {
     id: u32,
     version: ReviewsVersion,
     reviews: Vec<Review>,
@@ -117,6 +117,6 @@ struct Rating {
 
 /// The used part of a ratings response.
 #[derive(Deserialize)]
-struct Stars {
+struct RatingsResponse {
     ratings: BTreeMap<String, u8>,
 }

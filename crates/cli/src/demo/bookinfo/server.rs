@@ -21,20 +21,20 @@ use tokio::time::timeout;
 
 use super::answer::{self, Answer};
 use super::reviews::{ReviewsVersion, StarColor};
-use super::upstream::Upstream;
+use super::upstream::UpstreamClient;
 use super::{details, gateway, productpage, ratings, reviews};
 
 /// A service and its dependencies.
-pub(super) enum Application {
-    Productpage(Upstream),
+pub(super) enum ServiceApplication {
+    Productpage(UpstreamClient),
     Details,
     PlainReviews(ReviewsVersion),
-    RatedReviews(ReviewsVersion, StarColor, Upstream),
+    RatedReviews(ReviewsVersion, StarColor, UpstreamClient),
     Ratings,
-    Gateway(Upstream),
+    Gateway(UpstreamClient),
 }
 
-impl Application {
+impl ServiceApplication {
     async fn handle_request(&self, request: &Request<Incoming>) -> Answer {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return answer::method_not_allowed();
@@ -59,7 +59,7 @@ impl Application {
 /// Serves until `stop` resolves, then finishes requests in progress, within a timeout.
 pub(super) async fn serve(
     listener: TcpListener,
-    application: Application,
+    application: ServiceApplication,
     stop: impl Future<Output = ()>,
 ) {
     let application = Rc::new(application);
@@ -102,7 +102,7 @@ async fn accept(
 
 async fn serve_connection(
     stream: TcpStream,
-    application: Rc<Application>,
+    application: Rc<ServiceApplication>,
     mut drain: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
 ) {

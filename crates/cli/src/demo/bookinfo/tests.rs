@@ -26,7 +26,7 @@ use super::*;
 #[test]
 fn productpage_joins_details_and_reviews_through_the_proxy() {
     run(async {
-        let shop = Shop::start_all(&["details", "reviews", "ratings"]).await;
+        let shop = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
         let answer = shop.send_request("productpage", "/api/v1/products/0", &[]).await;
         assert_eq!(answer.status, StatusCode::OK);
         let product = answer.json();
@@ -46,7 +46,7 @@ fn productpage_joins_details_and_reviews_through_the_proxy() {
 #[test]
 fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
     run(async {
-        let shop = Shop::start_all(&["details", "reviews", "ratings"]).await;
+        let shop = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
         let sent = [
             ("x-request-id", "r-1"),
             ("traceparent", "00-a-b-01"),
@@ -72,7 +72,7 @@ fn trace_headers_and_the_user_travel_all_the_way_and_nothing_else_does() {
 #[test]
 fn connections_to_the_proxy_are_kept() {
     run(async {
-        let shop = Shop::start_all(&["ratings"]).await;
+        let shop = TestBookinfo::start_all(&["ratings"]).await;
         for _ in 0..20 {
             assert_eq!(
                 shop.send_request("gateway", "/ratings/1", &[]).await.status,
@@ -87,7 +87,7 @@ fn connections_to_the_proxy_are_kept() {
 fn a_refused_upstream_is_503_with_the_reason() {
     run(async {
         // Ratings is not reachable: the proxy answers 403 like a mesh.
-        let shop = Shop::start_all(&["details", "reviews"]).await;
+        let shop = TestBookinfo::start_all(&["details", "reviews"]).await;
         for (service, path, culprit) in
             [("reviews", "/reviews/1", "ratings"), ("productpage", "/api/v1/products/1", "reviews")]
         {
@@ -108,13 +108,13 @@ fn a_refused_upstream_is_503_with_the_reason() {
 }
 
 #[test]
-fn a_proxy_that_is_not_there_is_503_with_the_reason() {
+fn an_unreachable_proxy_is_503_with_the_reason() {
     run(async {
         // Bound but not listening, so that no other process gets the port.
         let vacant = TcpSocket::new_v4().unwrap();
         vacant.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let proxy = format!("http://{}", vacant.local_addr().unwrap());
-        let service = Service::start("gateway", Some(&proxy)).await;
+        let service = RunningService::start("gateway", Some(&proxy)).await;
         let answer = get(service.address, Method::GET, "/ratings/1", &[]).await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         let error = answer.json()["error"].as_str().unwrap().to_owned();
@@ -125,7 +125,7 @@ fn a_proxy_that_is_not_there_is_503_with_the_reason() {
 #[test]
 fn each_service_answers_its_own_paths() {
     run(async {
-        let shop = Shop::start_all(&["details", "reviews", "ratings"]).await;
+        let shop = TestBookinfo::start_all(&["details", "reviews", "ratings"]).await;
         for (service, path, status) in [
             ("productpage", "/", 200),
             ("productpage", "/health", 200),
@@ -161,14 +161,14 @@ fn each_service_answers_its_own_paths() {
 #[test]
 fn versions_of_reviews_differ_in_their_stars() {
     run(async {
-        let shop = Shop::start_all(&["ratings"]).await;
+        let shop = TestBookinfo::start_all(&["ratings"]).await;
         for (version, color) in [
             (ReviewsVersion::V1, Value::Null),
             (ReviewsVersion::V2, json!("black")),
             (ReviewsVersion::V3, json!("red")),
         ] {
             let options = ServiceOptions { version, ..service_options(Some(&shop.proxy)) };
-            let service = Service::start_with_options(ServiceKind::Reviews, &options).await;
+            let service = RunningService::start_with_options(ServiceKind::Reviews, &options).await;
             let reviews = get(service.address, Method::GET, "/reviews/1", &[]).await.json();
             assert_eq!(reviews["version"], serde_json::to_value(version).unwrap());
             assert_eq!(reviews["reviews"][1]["rating"]["color"], color);
@@ -178,12 +178,12 @@ fn versions_of_reviews_differ_in_their_stars() {
 }
 
 #[test]
-fn a_stop_lets_the_request_under_way_finish_and_closes_idle_connections() {
+fn stopping_completes_requests_in_progress_and_closes_idle_connections() {
     run(async {
         // A proxy that delays its response until signaled.
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy_url = format!("http://{}", proxy.local_addr().unwrap());
-        let mut service = Service::start("gateway", Some(&proxy_url)).await;
+        let mut service = RunningService::start("gateway", Some(&proxy_url)).await;
         let mut idle = TcpStream::connect(service.address).await.unwrap();
         idle.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         assert_ne!(idle.read(&mut [0; 1024]).await.unwrap(), 0);
@@ -204,23 +204,23 @@ fn a_stop_lets_the_request_under_way_finish_and_closes_idle_connections() {
 
 /// Services behind a test proxy in place of the mesh: for unknown names it answers 403 with a reason, like a
 /// sidecar.
-struct Shop {
+struct TestBookinfo {
     proxy: String,
-    services: BTreeMap<&'static str, Service>,
+    services: BTreeMap<&'static str, RunningService>,
     /// Targets and headers of the requests through the proxy.
     seen: Rc<RefCell<Vec<(String, HeaderMap)>>>,
     /// The number of connections that the proxy accepted.
     connections: Rc<RefCell<usize>>,
 }
 
-impl Shop {
+impl TestBookinfo {
     /// Starts all services; the proxy forwards to the reachable ones.
     async fn start_all(reachable: &[&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://{}/", listener.local_addr().unwrap());
         let mut services = BTreeMap::new();
         for name in ["productpage", "details", "reviews", "ratings", "gateway"] {
-            services.insert(name, Service::start(name, Some(&proxy)).await);
+            services.insert(name, RunningService::start(name, Some(&proxy)).await);
         }
         let addresses: BTreeMap<String, SocketAddr> = reachable
             .iter()
@@ -232,7 +232,12 @@ impl Shop {
         Self { proxy, services, seen, connections }
     }
 
-    async fn send_request(&self, service: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+    async fn send_request(
+        &self,
+        service: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> TestResponse {
         get(self.services[service].address, Method::GET, path, headers).await
     }
 }
@@ -282,13 +287,13 @@ async fn forward_request(
 }
 
 /// A service on a port of its own.
-struct Service {
+struct RunningService {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     finished: tokio::task::JoinHandle<()>,
 }
 
-impl Service {
+impl RunningService {
     async fn start(name: &str, proxy: Option<&str>) -> Self {
         let kind = ServiceKind::from_str(name, false).unwrap();
         let options = ServiceOptions { version: ReviewsVersion::V3, ..service_options(proxy) };
@@ -316,12 +321,12 @@ fn service_options(proxy: Option<&str>) -> ServiceOptions {
     }
 }
 
-struct Reply {
+struct TestResponse {
     status: StatusCode,
     body: Bytes,
 }
 
-impl Reply {
+impl TestResponse {
     fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -332,7 +337,7 @@ fn get(
     method: Method,
     path: &str,
     headers: &[(&str, &str)],
-) -> impl Future<Output = Reply> + use<> {
+) -> impl Future<Output = TestResponse> + use<> {
     let mut request = Request::builder().method(method).uri(path).header("host", "test");
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -347,7 +352,7 @@ fn get(
         let body = response.into_body().collect().await.unwrap().to_bytes();
         drop(sender);
         driver.await.unwrap().ok();
-        Reply { status, body }
+        TestResponse { status, body }
     }
 }
 

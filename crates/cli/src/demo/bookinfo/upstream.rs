@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// The client for all other services.
-pub(super) struct Upstream {
-    way: Way,
+pub(super) struct UpstreamClient {
+    path: UpstreamPath,
     /// Idle connections by service; with a proxy, under the proxy's name.
     idle: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
     /// Drives the open connections; dropping it closes them.
@@ -29,18 +29,18 @@ pub(super) struct Upstream {
 
 /// The response of another service, with any status.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct UpstreamResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
 }
 
-impl Upstream {
+impl UpstreamClient {
     /// Creates a client that uses the proxy, or without one calls services directly by their names in a
     /// Kubernetes namespace. Opens no connection yet.
     pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
-        let way = proxy.map_or(Way::Straight, Way::Proxy);
-        Self { way, idle: RefCell::default(), drivers: RefCell::default() }
+        let path = proxy.map_or(UpstreamPath::Straight, UpstreamPath::Proxy);
+        Self { path, idle: RefCell::default(), drivers: RefCell::default() }
     }
 
     /// GETs JSON from a service of the shop; any status but 200 is an error.
@@ -53,14 +53,14 @@ impl Upstream {
         let reply = self.get_reply(service, target, headers).await?;
         let cause = if reply.status != StatusCode::OK {
             let reason = reply.headers.get(REASON_FIELD);
-            Cause::Status {
+            UpstreamErrorCause::Status {
                 status: reply.status,
                 reason: reason.and_then(|value| value.to_str().ok()).map(str::to_owned),
             }
         } else {
             match serde_json::from_slice(&reply.body) {
                 Ok(value) => return Ok(value),
-                Err(error) => Cause::Content(error),
+                Err(error) => UpstreamErrorCause::Content(error),
             }
         };
         Err(UpstreamError { service, cause })
@@ -72,9 +72,11 @@ impl Upstream {
         service: &'static str,
         target: &str,
         headers: &HeaderMap,
-    ) -> Result<Reply, UpstreamError> {
+    ) -> Result<UpstreamResponse, UpstreamError> {
         let outcome = timeout(CALL_TIMEOUT, self.send_request(service, target, headers)).await;
-        outcome.unwrap_or(Err(Cause::Timeout)).map_err(|cause| UpstreamError { service, cause })
+        outcome
+            .unwrap_or(Err(UpstreamErrorCause::Timeout))
+            .map_err(|cause| UpstreamError { service, cause })
     }
 
     async fn send_request(
@@ -82,9 +84,9 @@ impl Upstream {
         service: &'static str,
         target: &str,
         headers: &HeaderMap,
-    ) -> Result<Reply, Cause> {
-        let hop = self.way.connection_key(service);
-        let request = || self.way.build_request(service, target, headers);
+    ) -> Result<UpstreamResponse, UpstreamErrorCause> {
+        let hop = self.path.connection_key(service);
+        let request = || self.path.build_request(service, target, headers);
         // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
         // section 9.2.2), once, and on a new connection.
         if let Some(mut sender) = self.take_idle(hop).await
@@ -93,7 +95,7 @@ impl Upstream {
             return self.read_reply(hop, sender, response).await;
         }
         let mut sender = self.connect(service).await?;
-        let response = sender.send_request(request()?).await.map_err(Cause::Broken)?;
+        let response = sender.send_request(request()?).await.map_err(UpstreamErrorCause::Broken)?;
         self.read_reply(hop, sender, response).await
     }
 
@@ -102,15 +104,18 @@ impl Upstream {
         hop: &'static str,
         sender: SendRequest<Empty<Bytes>>,
         response: Response<Incoming>,
-    ) -> Result<Reply, Cause> {
+    ) -> Result<UpstreamResponse, UpstreamErrorCause> {
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, REPLY_BYTES_MAX).collect().await.map_err(Cause::Body)?;
+        let body = Limited::new(body, REPLY_BYTES_MAX)
+            .collect()
+            .await
+            .map_err(UpstreamErrorCause::Body)?;
         let mut idle = self.idle.borrow_mut();
         let idle = idle.entry(hop).or_default();
         if idle.len() < IDLE_CONNECTIONS_MAX && !sender.is_closed() {
             idle.push(sender);
         }
-        Ok(Reply { status: head.status, headers: head.headers, body: body.to_bytes() })
+        Ok(UpstreamResponse { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 
     /// Takes the most recently used connection, so that surplus connections become idle and close.
@@ -123,10 +128,16 @@ impl Upstream {
         }
     }
 
-    async fn connect(&self, service: &str) -> Result<SendRequest<Empty<Bytes>>, Cause> {
-        let stream = TcpStream::connect(self.way.address(service)).await.map_err(Cause::Connect)?;
-        stream.set_nodelay(true).map_err(Cause::Connect)?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(Cause::Broken)?;
+    async fn connect(
+        &self,
+        service: &str,
+    ) -> Result<SendRequest<Empty<Bytes>>, UpstreamErrorCause> {
+        let stream = TcpStream::connect(self.path.address(service))
+            .await
+            .map_err(UpstreamErrorCause::Connect)?;
+        stream.set_nodelay(true).map_err(UpstreamErrorCause::Connect)?;
+        let (sender, connection) =
+            handshake(TokioIo::new(stream)).await.map_err(UpstreamErrorCause::Broken)?;
         let mut drivers = self.drivers.borrow_mut();
         while drivers.try_join_next().is_some() {}
         drivers.spawn_local(async move {
@@ -138,14 +149,14 @@ impl Upstream {
 }
 
 /// The route to other services.
-enum Way {
+enum UpstreamPath {
     /// Through one HTTP proxy, in absolute form.
     Proxy(HttpProxy),
     /// Directly, by name.
     Straight,
 }
 
-impl Way {
+impl UpstreamPath {
     /// Returns the key of idle connections for this service.
     fn connection_key(&self, service: &'static str) -> &'static str {
         match self {
@@ -167,7 +178,7 @@ impl Way {
         service: &str,
         target: &str,
         headers: &HeaderMap,
-    ) -> Result<Request<Empty<Bytes>>, Cause> {
+    ) -> Result<Request<Empty<Bytes>>, UpstreamErrorCause> {
         let (authority, uri) = match self {
             Self::Proxy(_) => {
                 let authority = format!("{service}.bookinfo:{PORT}");
@@ -177,7 +188,7 @@ impl Way {
             Self::Straight => (format!("{service}:{PORT}"), target.to_owned()),
         };
         let mut request = Request::new(Empty::new());
-        *request.uri_mut() = uri.parse().map_err(Cause::Target)?;
+        *request.uri_mut() = uri.parse().map_err(UpstreamErrorCause::Target)?;
         let host = authority.parse().expect("names of the shop's services are header text");
         request.headers_mut().insert(HOST, host);
         for name in &PROPAGATED_HEADERS {
@@ -217,14 +228,14 @@ impl FromStr for HttpProxy {
 pub(super) struct UpstreamError {
     /// The called service.
     pub(super) service: &'static str,
-    cause: Cause,
+    cause: UpstreamErrorCause,
 }
 
 impl UpstreamError {
     /// Returns the status of the response, if there was one.
     pub(super) fn response_status(&self) -> Option<StatusCode> {
         match self.cause {
-            Cause::Status { status, .. } => Some(status),
+            UpstreamErrorCause::Status { status, .. } => Some(status),
             _ => None,
         }
     }
@@ -232,7 +243,7 @@ impl UpstreamError {
     /// Returns the mesh's reason for the rejection, if the mesh answered.
     pub(super) fn reason(&self) -> Option<&str> {
         match &self.cause {
-            Cause::Status { reason, .. } => reason.as_deref(),
+            UpstreamErrorCause::Status { reason, .. } => reason.as_deref(),
             _ => None,
         }
     }
@@ -251,7 +262,7 @@ impl std::error::Error for UpstreamError {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Cause {
+enum UpstreamErrorCause {
     #[error("cannot be reached: {0}")]
     Connect(#[source] std::io::Error),
     #[error("did not respond in time")]
@@ -302,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_proxies_as_the_environment_spells_them() {
+    fn proxy_addresses_are_parsed_from_the_environment() {
         let proxy = |host: &str, port| Some(HttpProxy { host: host.to_owned(), port });
         for (text, expected) in [
             ("http://127.0.0.1:15001", proxy("127.0.0.1", 15001)),

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use leno_load::{Counters, Plan, Target, drive_load};
-use leno_telemetry::Usage;
+use leno_load::{LoadPlan, LoadTarget, ProgressCounters, drive_load};
+use leno_telemetry::ProcessUsage;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::super::observe::{Connection, Series};
+use super::super::observe::{PeerConnection, RequestSeries};
 use super::*;
 
 #[tokio::test]
-async fn a_good_run_keeps_every_promise() {
+async fn a_good_run_passes_every_check() {
     let report = sample_findings().await.evaluate();
     assert!(report.is_passed(), "{}", report.to_text());
     assert_eq!((report.mtls, report.denied_status), (true, Some(403)));
@@ -27,7 +27,7 @@ async fn a_good_run_keeps_every_promise() {
 }
 
 #[tokio::test]
-async fn each_broken_promise_is_reported() {
+async fn each_failed_check_is_reported() {
     let cases: [(&str, Break); 8] = [
         ("mutual TLS", |f| f.plaintext_accepted.push("ratings-1".to_owned())),
         ("mutual TLS", |f| f.after[0].connections[0].identity.clear()),
@@ -56,7 +56,7 @@ async fn each_broken_promise_is_reported() {
 }
 
 #[tokio::test]
-async fn an_answer_of_500_is_no_success() {
+async fn status_500_is_a_failure() {
     let mut findings = sample_findings().await;
     findings.load = run_load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
     let report = findings.evaluate();
@@ -65,9 +65,9 @@ async fn an_answer_of_500_is_no_success() {
 }
 
 /// Makes a good run fail.
-type Break = fn(&mut Findings);
+type Break = fn(&mut DemoFindings);
 
-async fn sample_findings() -> Findings {
+async fn sample_findings() -> DemoFindings {
     let after = vec![
         sample_observation("ratings-1", 1_000),
         sample_observation("reviews-v1-1", 900),
@@ -78,7 +78,7 @@ async fn sample_findings() -> Findings {
         observation.usage = Some(cpu_usage(10));
         observation
     });
-    Findings {
+    DemoFindings {
         before: before.collect(),
         after,
         load: run_load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
@@ -91,7 +91,7 @@ fn sample_observation(workload: &str, requests: u64) -> Observation {
     Observation {
         workload: workload.to_owned(),
         serves: true,
-        series: vec![Series {
+        series: vec![RequestSeries {
             direction: "inbound".to_owned(),
             peer: "bookinfo/reviews".to_owned(),
             requests,
@@ -100,7 +100,7 @@ fn sample_observation(workload: &str, requests: u64) -> Observation {
             p90_ms: 2.0,
             p99_ms: 3.0,
         }],
-        connections: vec![Connection {
+        connections: vec![PeerConnection {
             direction: "inbound".to_owned(),
             identity: "spiffe://cluster.local/ns/bookinfo/sa/reviews".to_owned(),
         }],
@@ -109,8 +109,8 @@ fn sample_observation(workload: &str, requests: u64) -> Observation {
     }
 }
 
-fn cpu_usage(cpu_ms: u64) -> Usage {
-    Usage {
+fn cpu_usage(cpu_ms: u64) -> ProcessUsage {
+    ProcessUsage {
         cpu: Duration::from_millis(cpu_ms),
         rss_kib: 4_000,
         pss_kib: 3_000,
@@ -120,10 +120,10 @@ fn cpu_usage(cpu_ms: u64) -> Usage {
 }
 
 /// Runs the load generator for a few requests that all get this answer.
-async fn run_load(answer: &'static str) -> Report {
+async fn run_load(answer: &'static str) -> LoadReport {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let page = Target::get("page", listener.local_addr().unwrap(), "page", "/");
-    let plan = Plan { duration: Duration::from_millis(20), ..Plan::new(vec![page]) };
+    let page = LoadTarget::get("page", listener.local_addr().unwrap(), "page", "/");
+    let plan = LoadPlan { duration: Duration::from_millis(20), ..LoadPlan::new(vec![page]) };
     let serve = async {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
@@ -134,7 +134,7 @@ async fn run_load(answer: &'static str) -> Report {
         }
     };
     tokio::select! {
-        report = drive_load(plan, watch::channel(Counters::default()).0) => report.unwrap(),
+        report = drive_load(plan, watch::channel(ProgressCounters::default()).0) => report.unwrap(),
         () = serve => unreachable!("it serves for ever"),
     }
 }

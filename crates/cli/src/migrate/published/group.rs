@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 /// Matched requests, and the services that match them.
 #[derive(Debug, Default)]
-pub(super) struct Group {
+pub(super) struct MatchGroup {
     /// The services that enforce the rule; all if empty.
     pub(super) services: Vec<String>,
     /// The service that a client calls, if clients enforce the rule.
@@ -18,9 +18,9 @@ pub(super) struct Group {
 type Values = [(String, String)];
 
 /// Parses a group, or returns the unsupported field and the reason.
-pub(super) fn read(content: &str) -> Result<Group, String> {
+pub(super) fn read(content: &str) -> Result<MatchGroup, String> {
     let values = outline_document(content).ok_or("not YAML, or empty")?;
-    let mut group = Group::default();
+    let mut group = MatchGroup::default();
     for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
         for service in value.split(',').map(str::trim).filter(|it| !it.is_empty()) {
             if service.contains(':') {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
 
-use super::group::{Group, find_value};
+use super::group::{MatchGroup, find_value};
 use crate::migrate::terms::format_time;
 
 /// The equivalent object, and its remaining difference.
@@ -16,7 +16,7 @@ type Written = (Value, &'static str);
 pub(super) fn convert_rule(
     family: &str,
     name: (&str, &str),
-    group: &Group,
+    group: &MatchGroup,
     content: &str,
 ) -> Result<Written, String> {
     // An empty text is not a rule: its defaults would be invented. A map without fields selects the defaults.
@@ -24,7 +24,7 @@ pub(super) fn convert_rule(
         None if content.trim() == "{}" => Ok(Vec::new()),
         found => found.ok_or("not YAML, or empty"),
     };
-    let rule = |values| Rule { name, group, values };
+    let rule = |values| PublishedRule { name, group, values };
     match family {
         "rateLimiting" => rule(&values()?).rate_limit(),
         "faultInjection" => rule(&values()?).convert_fault(),
@@ -71,14 +71,14 @@ fn by_hand(family: &str) -> String {
     format!("{why}, by hand")
 }
 
-struct Rule<'a> {
+struct PublishedRule<'a> {
     /// The name of the scene, and the namespace.
     name: (&'a str, &'a str),
-    group: &'a Group,
+    group: &'a MatchGroup,
     values: &'a [(String, String)],
 }
 
-impl Rule<'_> {
+impl PublishedRule<'_> {
     fn rate_limit(&self) -> Result<Written, String> {
         self.reject_unknown_fields(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
         if self.group.callee.is_some() {
@@ -295,8 +295,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_no_rule() {
-        let group = Group { services: vec!["web".to_owned()], ..Group::default() };
+    fn unreadable_items_are_not_rules() {
+        let group = MatchGroup { services: vec!["web".to_owned()], ..MatchGroup::default() };
         for content in ["{rate: 5", "rate: [", "", "  \n", "# nothing\n"] {
             for family in ["rateLimiting", "faultInjection", "circuitBreaker"] {
                 let written = convert_rule(family, ("a", "shop"), &group, content);

@@ -1,19 +1,19 @@
 //! Sermant rules reduced to the forms of native rules.
 
 use leno_model::{
-    CallerRule, FieldTest, LaneRule, Quorum, Repeated, TagMatch, TagRule, TagRules, TagSet,
-    TagSplit, TagTarget, TagValue, TextRelation, ValueTest, Weights,
+    CallerRule, FieldTest, LaneRule, Quorum, RepeatedHeader, TagMatch, TagRule, TagRules, TagSet,
+    TagSplit, TagTarget, TagValue, TextRelation, ValueTest, WeightUnit,
 };
 
 /// Rare cases in which native rules decide differently.
 #[derive(Debug, Default)]
-pub(super) struct Differences {
+pub(super) struct DecisionDifferences {
     headers: bool,
     methods: bool,
     callers: bool,
 }
 
-impl Differences {
+impl DecisionDifferences {
     pub(super) fn into_sentences(self) -> Vec<&'static str> {
         let headers =
             "of a repeated header all values are compared, joined, and not only the first";
@@ -28,7 +28,7 @@ impl Differences {
 /// Converts rules to native form, or returns the reason why there is none.
 pub(super) fn convert_rules(
     found: &TagRules,
-    differences: &mut Differences,
+    differences: &mut DecisionDifferences,
 ) -> Result<TagRules, String> {
     let mut rules = Vec::new();
     for rule in &found.rules {
@@ -52,7 +52,7 @@ pub(super) fn convert_rules(
 /// Converts lanes to native form.
 pub(super) fn convert_lanes(
     found: &[LaneRule],
-    differences: &mut Differences,
+    differences: &mut DecisionDifferences,
 ) -> Result<Vec<LaneRule>, String> {
     let mut lanes = Vec::new();
     for rule in found {
@@ -72,7 +72,10 @@ pub(super) fn convert_lanes(
 }
 
 /// Converts a match: to several if one of several conditions is sufficient.
-fn convert_match(found: &TagMatch, differences: &mut Differences) -> Result<Vec<TagMatch>, String> {
+fn convert_match(
+    found: &TagMatch,
+    differences: &mut DecisionDifferences,
+) -> Result<Vec<TagMatch>, String> {
     if found.stem.is_some() {
         return Err("its `path` is compared with the part before the last dot".to_owned());
     }
@@ -80,8 +83,8 @@ fn convert_match(found: &TagMatch, differences: &mut Differences) -> Result<Vec<
     if tests.clone().any(|it| it.test == ValueTest::Never) {
         return Err("it has a condition that never matches".to_owned());
     }
-    differences.headers |= found.repeated == Repeated::First && !found.headers.is_empty();
-    let plain = TagMatch { quorum: Quorum::All, repeated: Repeated::Joined, ..found.clone() };
+    differences.headers |= found.repeated == RepeatedHeader::First && !found.headers.is_empty();
+    let plain = TagMatch { quorum: Quorum::All, repeated: RepeatedHeader::Joined, ..found.clone() };
     let insensitive = |tests: &[FieldTest]| tests.iter().map(convert_insensitive).collect();
     let headers: Result<_, String> = insensitive(&found.headers);
     let query: Result<_, String> = insensitive(&found.query);
@@ -127,12 +130,12 @@ fn names_twice(tests: &[FieldTest]) -> bool {
 /// Converts a split to relative weights of sets with one tag each.
 fn convert_split(found: &TagSplit) -> Result<TagSplit, String> {
     let sum: u64 = found.targets.iter().map(|target| u64::from(target.weight)).sum();
-    if found.weights == Weights::Percent && !found.targets.is_empty() && sum != 100 {
+    if found.weights == WeightUnit::Percent && !found.targets.is_empty() && sum != 100 {
         return Err(format!("the weights of a split add up to {sum} instead of 100"));
     }
     let targets: Result<Vec<TagTarget>, String> =
         found.targets.iter().map(convert_target).collect();
-    Ok(TagSplit { targets: targets?, weights: Weights::Relative })
+    Ok(TagSplit { targets: targets?, weights: WeightUnit::Relative })
 }
 
 fn convert_target(found: &TagTarget) -> Result<TagTarget, String> {
@@ -149,7 +152,7 @@ fn convert_target(found: &TagTarget) -> Result<TagTarget, String> {
 /// Converts a preference for instances with the caller's own tag.
 fn convert_preference(
     found: &CallerRule,
-    differences: &mut Differences,
+    differences: &mut DecisionDifferences,
 ) -> Result<CallerRule, String> {
     let [TagTarget { set: TagSet::Any(tags), .. }] = found.split.targets.as_slice() else {
         return Err("a rule of the kind `tag` has several targets".to_owned());

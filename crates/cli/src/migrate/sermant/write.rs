@@ -1,8 +1,8 @@
 //! `TagRoute` and `Lane` rules as YAML values.
 
 use leno_model::{
-    CallerRule, Callers, FallbackPolicy, FieldTest, LaneRule, NumberRelation, PathMatch, TagMatch,
-    TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
+    CallerMatch, CallerRule, FallbackPolicy, FieldTest, LaneRule, NumberRelation, PathMatch,
+    TagMatch, TagRule, TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest,
 };
 use serde_json::{Map, Value, json};
 
@@ -57,7 +57,7 @@ pub(super) fn write_fallbacks(words: &[FallbackPolicy]) -> Value {
     }
 }
 
-fn write_callers(from: &Callers) -> Option<Value> {
+fn write_callers(from: &CallerMatch) -> Option<Value> {
     let service = from.service.as_ref()?;
     Some(json!({"service": service.name.as_str(), "namespace": service.namespace.as_str()}))
 }

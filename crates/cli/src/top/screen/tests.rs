@@ -12,7 +12,7 @@ fn named_rate(name: &str, per_second: f64, success: Option<f64>, p99_ms: f64) ->
     }
 }
 
-fn sample_view() -> View {
+fn sample_view() -> ScreenContent {
     let sidecar = |workload: &str, cpu_cores| SidecarTraffic {
         workload: workload.to_owned(),
         cpu_cores,
@@ -20,7 +20,7 @@ fn sample_view() -> View {
         inbound_per_second: 10.0,
         outbound_per_second: 0.0,
     };
-    View {
+    ScreenContent {
         status: Status {
             trust_domain: "cluster.local".to_owned(),
             default_policy: "deny".to_owned(),
@@ -40,38 +40,38 @@ fn sample_view() -> View {
             sidecars: vec![sidecar("shop/a-1", 0.001), sidecar("shop/b-1", 0.041)],
             ..TrafficStatus::default()
         },
-        trouble: None,
+        error: None,
     }
 }
 
-fn service_names(view: &View) -> Vec<&str> {
-    view.traffic.services.iter().map(|service| &*service.name).collect()
+fn service_names(content: &ScreenContent) -> Vec<&str> {
+    content.traffic.services.iter().map(|service| &*service.name).collect()
 }
 
 #[test]
-fn what_is_asked_for_comes_first_and_what_has_no_figure_last() {
-    let mut view = sample_view();
+fn rows_are_sorted_by_the_selected_column_and_missing_figures_are_last() {
+    let mut content = sample_view();
     for (order, first, last) in [
-        (Order::Rate, "shop/stock", "shop/idle"),
-        (Order::Success, "shop/cart", "shop/idle"),
-        (Order::P50, "shop/pay", "shop/idle"),
-        (Order::P99, "shop/pay", "shop/idle"),
-        (Order::Name, "shop/cart", "shop/stock"),
+        (SortOrder::Rate, "shop/stock", "shop/idle"),
+        (SortOrder::Success, "shop/cart", "shop/idle"),
+        (SortOrder::P50, "shop/pay", "shop/idle"),
+        (SortOrder::P99, "shop/pay", "shop/idle"),
+        (SortOrder::Name, "shop/cart", "shop/stock"),
     ] {
-        view.sort(order);
-        let names = service_names(&view);
+        content.sort(order);
+        let names = service_names(&content);
         assert_eq!((names[0], names[3]), (first, last), "{order:?}: {names:?}");
-        let busiest = if order == Order::Name { "shop/a-1" } else { "shop/b-1" };
-        assert_eq!(view.traffic.sidecars[0].workload, busiest);
+        let busiest = if order == SortOrder::Name { "shop/a-1" } else { "shop/b-1" };
+        assert_eq!(content.traffic.sidecars[0].workload, busiest);
     }
 }
 
 #[test]
 fn a_screen_shows_all_when_there_is_room() {
-    let mut view = sample_view();
-    view.sort(Order::Rate);
-    let look = Look { order: Order::Rate, colours: false };
-    let screen = render_screen(&view, Size { columns: 100, rows: 18 }, look);
+    let mut content = sample_view();
+    content.sort(SortOrder::Rate);
+    let style = ScreenStyle { order: SortOrder::Rate, colours: false };
+    let screen = render_screen(&content, ScreenSize { columns: 100, rows: 18 }, style);
     expect_test::expect![[r#"
         leno top · cluster.local · default policy deny · 2 of 3 sidecars, 0 out of sync · 0/s
 
@@ -96,14 +96,14 @@ fn a_screen_shows_all_when_there_is_room() {
 
 #[test]
 fn it_fits_any_screen() {
-    let mut view = sample_view();
+    let mut content = sample_view();
     for number in 0..200 {
-        view.traffic.services.push(named_rate(&format!("shop/s{number}"), 1.0, Some(1.0), 1.0));
+        content.traffic.services.push(named_rate(&format!("shop/s{number}"), 1.0, Some(1.0), 1.0));
     }
     for rows in 0..60 {
         for columns in [0, 1, 20, 79, 200] {
-            let look = Look { order: Order::Name, colours: false };
-            let screen = render_screen(&view, Size { columns, rows }, look);
+            let style = ScreenStyle { order: SortOrder::Name, colours: false };
+            let screen = render_screen(&content, ScreenSize { columns, rows }, style);
             assert!(screen.lines().count() <= rows.max(1), "{rows}: {screen}");
             let widest = screen.lines().map(|line| line.chars().count()).max();
             assert!(widest.unwrap_or(0) <= columns, "{columns}: {screen}");
@@ -112,19 +112,19 @@ fn it_fits_any_screen() {
 }
 
 #[test]
-fn why_nothing_is_newer_fits_and_steers_no_terminal() {
-    let mut view = sample_view();
-    view.trouble = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
-    let look = Look { order: Order::Name, colours: false };
-    let screen = render_screen(&view, Size { columns: 120, rows: 20 }, look);
+fn the_update_error_fits_and_is_escaped() {
+    let mut content = sample_view();
+    content.error = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
+    let style = ScreenStyle { order: SortOrder::Name, colours: false };
+    let screen = render_screen(&content, ScreenSize { columns: 120, rows: 20 }, style);
     assert!(screen.contains("not updated: refused: \u{fffd}[2J\u{fffd}\u{fffd}x"), "{screen:?}");
     assert!(screen.lines().all(|line| line.chars().count() <= 120), "{screen}");
 }
 
 #[test]
-fn colours_say_what_fails_and_are_left_out_on_request() {
-    let look = Look { order: Order::Rate, colours: true };
-    let screen = render_screen(&sample_view(), Size { columns: 100, rows: 30 }, look);
+fn colors_mark_failures_and_are_optional() {
+    let style = ScreenStyle { order: SortOrder::Rate, colours: true };
+    let screen = render_screen(&sample_view(), ScreenSize { columns: 100, rows: 30 }, style);
     let line = |name: &str| screen.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("shop/cart").starts_with("\x1b[31m"), "{screen}");
     assert!(line("shop/pay").starts_with("\x1b[33m"), "{screen}");
@@ -133,23 +133,26 @@ fn colours_say_what_fails_and_are_left_out_on_request() {
 }
 
 #[test]
-fn a_mesh_without_traffic_says_why_there_is_nothing() {
-    let mut empty = View { traffic: TrafficStatus::default(), ..sample_view() };
-    assert!(render_all(&empty, Format::Table).contains("--report-interval off"));
+fn a_mesh_without_traffic_shows_the_reason() {
+    let mut empty = ScreenContent { traffic: TrafficStatus::default(), ..sample_view() };
+    assert!(render_all(&empty, OutputFormat::Table).contains("--report-interval off"));
     empty.traffic.report_interval_ms = Some(5_000);
     assert_eq!(
-        render_all(&empty, Format::Table),
+        render_all(&empty, OutputFormat::Table),
         "no traffic yet: sidecars report it every few seconds\n"
     );
-    let look = Look { order: Order::Rate, colours: false };
-    assert!(render_screen(&empty, Size { columns: 80, rows: 10 }, look).contains("no traffic yet"));
+    let style = ScreenStyle { order: SortOrder::Rate, colours: false };
+    assert!(
+        render_screen(&empty, ScreenSize { columns: 80, rows: 10 }, style)
+            .contains("no traffic yet")
+    );
 }
 
 #[test]
-fn rejections_are_listed_where_there_are_any() {
-    let mut view = sample_view();
-    assert!(!render_all(&view, Format::Table).contains("REJECTED"));
-    view.traffic.rejections = vec![RejectionStatus {
+fn rejections_are_listed_if_any() {
+    let mut content = sample_view();
+    assert!(!render_all(&content, OutputFormat::Table).contains("REJECTED"));
+    content.traffic.rejections = vec![RejectionStatus {
         service: "shop/cart".to_owned(),
         reason: "rate-limited".to_owned(),
         requests: 30,
@@ -159,11 +162,11 @@ fn rejections_are_listed_where_there_are_any() {
         clients: Vec::new(),
         policies: vec!["RateLimit shop/few".to_owned()],
     }];
-    let wide = render_all(&view, Format::Wide);
+    let wide = render_all(&content, OutputFormat::Wide);
     for word in ["REJECTED", "rate-limited", "75.00 %", "30", "server", "RateLimit shop/few"] {
         assert!(wide.contains(word), "{word}: {wide}");
     }
-    let look = Look { order: Order::Rate, colours: true };
-    let screen = render_screen(&view, Size { columns: 100, rows: 30 }, look);
+    let style = ScreenStyle { order: SortOrder::Rate, colours: true };
+    let screen = render_screen(&content, ScreenSize { columns: 100, rows: 30 }, style);
     assert!(screen.contains("\u{1b}[31mshop/cart  rate-limited"), "{screen}");
 }

@@ -13,12 +13,12 @@ use crate::data_directory::{CLEAN_MAX_WAIT, LOCK_MAX_WAIT, lock_within};
 /// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
 /// in use as a zombie, and is reused later.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct BridgeLock {
     path: PathBuf,
     _file: File,
 }
 
-impl Claim {
+impl BridgeLock {
     /// Claims the name of a bridge for this process.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for BridgeLock {
     fn drop(&mut self) {
         drop(fs::remove_file(&self.path));
     }
@@ -48,11 +48,11 @@ impl Drop for Claim {
 
 /// The lock of the process that removes leftovers. Others wait, and look for leftovers after the removal.
 #[derive(Debug)]
-struct Removal {
+struct CleanupLock {
     _file: File,
 }
 
-impl Removal {
+impl CleanupLock {
     fn acquire_lock() -> anyhow::Result<Self> {
         create_private_directory(Path::new(LOCKS))?;
         let path = Path::new(LOCKS).join(REMOVAL_LOCK);
@@ -88,7 +88,7 @@ pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
 /// # Errors
 /// If the lock cannot be taken.
 pub(super) fn remove(ours: Option<&str>) -> anyhow::Result<Vec<String>> {
-    let _removal = Removal::acquire_lock()?;
+    let _removal = CleanupLock::acquire_lock()?;
     let mut removed = Vec::new();
     let mut bridges = BTreeSet::new();
     let is_leftover = |bridge: &str| ours == Some(bridge) || !is_in_use(bridge);
@@ -158,7 +158,7 @@ fn runs_leno(pid: u32) -> bool {
 /// Returns the network devices of this namespace. `/sys/class/net` may show those of another one.
 fn list_links() -> Vec<String> {
     let listed = run_ip(&["-details", "-json", "link", "show"]).ok();
-    let links = listed.and_then(|listed| serde_json::from_slice::<Vec<Link>>(&listed).ok());
+    let links = listed.and_then(|listed| serde_json::from_slice::<Vec<NetworkLink>>(&listed).ok());
     let mut links = links.unwrap_or_default();
     // Leno creates only bridges and veth pairs.
     links.retain(|link| matches!(link.linkinfo.info_kind.as_str(), "bridge" | "veth"));
@@ -167,7 +167,7 @@ fn list_links() -> Vec<String> {
 
 /// A network device in the JSON output of iproute2.
 #[derive(Debug, serde::Deserialize)]
-struct Link {
+struct NetworkLink {
     ifname: String,
     #[serde(default)]
     linkinfo: LinkInfo,
@@ -190,7 +190,7 @@ fn lock_of(bridge: &str) -> PathBuf {
 
 /// The directory of the locks. Like namespaces, they do not survive a reboot.
 const LOCKS: &str = "/run/leno/netns";
-/// The file of the [`Removal`] lock in it; no bridge has this name.
+/// The file of the [`CleanupLock`] lock in it; no bridge has this name.
 const REMOVAL_LOCK: &str = "removal";
 
 #[cfg(test)]
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_and_namespaces_belong_to_the_bridge_of_their_maker() {
+    fn devices_and_namespaces_belong_to_the_bridge_of_their_creator() {
         for (name, bridge) in [
             ("leno7", Some("leno7")),
             ("leno7-2", Some("leno7")),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_a_zombie_or_another_program_is_no_mesh() {
+    fn zombies_and_other_programs_are_not_meshes() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
         // It exits and stays a zombie until `wait`.

@@ -12,7 +12,8 @@ fn mesh_with_modes(modes: [Option<DefaultPolicy>; 3]) -> Mesh {
     let mut config = mesh.config().clone();
     config.default_policy = whole.unwrap();
     if let Some(default_policy) = namespace {
-        let admission = leno_model::Admission { default_policy: Some(default_policy), mtls: None };
+        let admission =
+            leno_model::AdmissionSettings { default_policy: Some(default_policy), mtls: None };
         config.namespaces.insert("bookinfo".parse().unwrap(), admission);
     }
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
@@ -22,10 +23,10 @@ fn mesh_with_modes(modes: [Option<DefaultPolicy>; 3]) -> Mesh {
     mesh
 }
 
-fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> World {
+fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> CompiledConfig {
     let services = services.iter().map(|name| service_name(name)).collect();
     let client: &Workload = mesh.workload(&workload_name(client)).unwrap();
-    compile_config(mesh, client, &services, &mut Views::default())
+    compile_config(mesh, client, &services, &mut ServiceConfigCache::default())
 }
 
 #[test]
@@ -42,7 +43,7 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         ([Some(DryRun), None, None], DryRun, true),
     ] {
         let mesh = mesh_with_modes(modes);
-        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.plan.clone();
+        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
         let found = match (&plan.access, plan.inbound.is_dry_run) {
             (Access::AllowAll, false) => Allow,
             (Access::AllowListed(rules), false) if rules.len() == 1 => Deny,
@@ -51,9 +52,9 @@ fn the_mode_of_the_workload_that_is_called_decides() {
         };
         assert_eq!(found, decides, "{modes:?}");
         // No policy names this client.
-        let world = client_config(&mesh, "stranger-1", &["reviews-v1"]);
-        let view = &world.snapshot.services[&service_name("reviews-v1")];
-        assert_eq!(view.reach == Reach::Allowed, reaches, "{modes:?}");
+        let compiled_config = client_config(&mesh, "stranger-1", &["reviews-v1"]);
+        let view = &compiled_config.snapshot.services[&service_name("reviews-v1")];
+        assert_eq!(view.client_authorization == ClientAuthorization::Allowed, reaches, "{modes:?}");
         let seen = view.ports.values().map(|port| port.endpoints.len()).sum::<usize>();
         assert_eq!(seen, usize::from(reaches), "{modes:?}");
     }
@@ -66,14 +67,18 @@ fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
                  metadata: {name: empty, namespace: bookinfo}\n\
                  spec: {selector: {app: nobody}, ports: [{port: 80}]}\n";
     for (modes, reach) in [
-        ([Some(Deny), None, None], Reach::Denied),
-        ([Some(Allow), None, Some(Deny)], Reach::Allowed),
-        ([Some(Deny), Some(Allow), Some(Deny)], Reach::Allowed),
+        ([Some(Deny), None, None], ClientAuthorization::Denied),
+        ([Some(Allow), None, Some(Deny)], ClientAuthorization::Allowed),
+        ([Some(Deny), Some(Allow), Some(Deny)], ClientAuthorization::Allowed),
     ] {
         let mut mesh = mesh_with_modes(modes);
         mesh.apply(Change::Upsert(crate::fixture::parse_objects(empty).pop().unwrap()));
-        let world = client_config(&mesh, "stranger-1", &["empty"]);
-        assert_eq!(world.snapshot.services[&service_name("empty")].reach, reach, "{modes:?}");
+        let compiled_config = client_config(&mesh, "stranger-1", &["empty"]);
+        assert_eq!(
+            compiled_config.snapshot.services[&service_name("empty")].client_authorization,
+            reach,
+            "{modes:?}"
+        );
     }
 }
 
@@ -87,14 +92,18 @@ fn an_access_policy_shows_strict_workloads_to_whom_it_allows_something() {
     for (default_policy, rules) in [(Deny, 2), (DryRun, 2), (Allow, 1)] {
         let mut mesh = mesh_with_modes([Some(default_policy), None, None]);
         mesh.apply(Change::Upsert(crate::fixture::parse_objects(policy).pop().unwrap()));
-        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.plan.clone();
+        let plan = client_config(&mesh, "reviews-v1-1", &[]).snapshot.config.clone();
         assert_eq!(plan.inbound.rules.len(), rules, "{default_policy:?}");
-        let plan = client_config(&mesh, "details-1", &[]).snapshot.plan.clone();
+        let plan = client_config(&mesh, "details-1", &[]).snapshot.config.clone();
         assert_eq!(plan.inbound.rules.len(), 0, "{default_policy:?}");
         for (client, sees) in [("stranger-1", true), ("details-1", default_policy != Deny)] {
-            let world = client_config(&mesh, client, &["reviews-v1"]);
-            let view = &world.snapshot.services[&service_name("reviews-v1")];
-            assert_eq!(view.reach == Reach::Allowed, sees, "{default_policy:?} {client}");
+            let compiled_config = client_config(&mesh, client, &["reviews-v1"]);
+            let view = &compiled_config.snapshot.services[&service_name("reviews-v1")];
+            assert_eq!(
+                view.client_authorization == ClientAuthorization::Allowed,
+                sees,
+                "{default_policy:?} {client}"
+            );
         }
     }
 }

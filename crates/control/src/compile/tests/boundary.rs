@@ -1,6 +1,8 @@
 //! Ingress and egress rules of a workload.
 
-use leno_model::{Change, Egress, Entry, MatchedBy, Object, ObjectKey, Opening, WorkloadPlan};
+use leno_model::{
+    Change, Egress, IngressProtocol, IngressRule, MatchedBy, Object, ObjectKey, WorkloadConfig,
+};
 
 use super::*;
 
@@ -10,13 +12,16 @@ const OPEN: &str = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Ingres
                     sources: [{kind: IPRange, name: 10.9.0.0/16}, \
                     {kind: Service, name: nginx, namespace: edge}]}";
 
-fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
+fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
     let workload = mesh.workload(&workload_name(name)).unwrap();
-    compile_config(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
+    compile_config(mesh, workload, &Default::default(), &mut ServiceConfigCache::default())
+        .snapshot
+        .config
+        .clone()
 }
 
-fn ingress_rules(mesh: &Mesh, name: &str) -> Vec<Opening> {
-    proxy_config(mesh, name).openings.clone()
+fn ingress_rules(mesh: &Mesh, name: &str) -> Vec<IngressRule> {
+    proxy_config(mesh, name).ingress_rules.clone()
 }
 
 fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::AffectedSet {
@@ -31,8 +36,8 @@ fn a_port_is_open_where_a_policy_names_its_service() {
     assert_eq!(ingress_rules(&mesh, "details-1"), []);
     let found = ingress_rules(&mesh, "reviews-v1-1");
     let [opening] = found.as_slice() else { panic!("{found:?}") };
-    assert_eq!((opening.port, &opening.entry), (9082, &Entry::Http));
-    let shown = |opening: &Opening| {
+    assert_eq!((opening.port, &opening.protocol), (9082, &IngressProtocol::Http));
+    let shown = |opening: &IngressRule| {
         let ranges = opening.ranges.iter().flatten().map(ToString::to_string);
         ranges.collect::<Vec<_>>().join(" ")
     };
@@ -104,8 +109,8 @@ fn a_port_is_open_in_one_way_whichever_service_leads_there() {
     let found = ingress_rules(&mesh, "reviews-v1-1");
     let [opening] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(
-        (opening.policy.to_string().as_str(), &opening.entry),
-        ("IngressBackend bookinfo/web", &Entry::Http)
+        (opening.policy.to_string().as_str(), &opening.protocol),
+        ("IngressBackend bookinfo/web", &IngressProtocol::Http)
     );
     let problems: Vec<Vec<String>> =
         mesh.ingress_policies().map(|it| policy_problems(&mesh, it)).collect();
@@ -166,20 +171,20 @@ fn egress_deny_leaves_the_api_server_reachable() {
     assert_eq!(proxy_config(&mesh, "details-1").egress_rules, [], "all connections may leave");
     config.egress = Egress::Deny;
     let affected_set = mesh.apply(Change::Upsert(Object::MeshConfig(config)));
-    assert!(affected_set.everybody);
+    assert!(affected_set.all_proxies);
     let egress_rules = proxy_config(&mesh, "details-1").egress_rules.clone();
     let compiled = leno_traffic::EgressRules::compile(&egress_rules).unwrap();
     for address in addresses {
         assert_eq!(
             compiled.permission_for(address.parse().unwrap()),
-            leno_traffic::Way::Open,
+            leno_traffic::EgressDecision::Allowed,
             "{address}"
         );
     }
     for other in ["10.96.0.1:6443", "10.96.0.2:443", "192.0.2.7:443", "192.0.2.9:6443"] {
         assert_eq!(
             compiled.permission_for(other.parse().unwrap()),
-            leno_traffic::Way::Closed,
+            leno_traffic::EgressDecision::Denied,
             "{other}"
         );
     }

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use leno_model::{
-    Change, Gateway, GatewayListener, GatewayPort, HostRules, Name, Object, ObjectKey,
-    RequestMatch, RouteKind, RouteRule, RuleActions, Serves, WeightedBackend, Workload,
+    Change, Gateway, GatewayListener, GatewayPort, GatewayPortRules, HostRules, Name, Object,
+    ObjectKey, RequestMatch, RouteKind, RouteRule, RuleActions, WeightedBackend, Workload,
 };
 
 use super::*;
@@ -51,7 +51,7 @@ pub(super) fn gateway_with_backends(backends: &[&str]) -> Gateway {
     };
     Gateway {
         name: "bookinfo/edge".parse().unwrap(),
-        ports: vec![GatewayPort { port: 80, serves: Serves::Http(vec![listener]) }],
+        ports: vec![GatewayPort { port: 80, serves: GatewayPortRules::Http(vec![listener]) }],
     }
 }
 
@@ -69,14 +69,17 @@ pub(super) fn unmeshed_workload(name: &str, labels: &str, address: [u8; 4]) -> W
     }
 }
 
-pub(super) fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> World {
+pub(super) fn client_config(mesh: &Mesh, client: &str, services: &[&str]) -> CompiledConfig {
     let services = services.iter().map(|name| service_name(name)).collect();
     let client = mesh.workload(&workload_name(client)).unwrap();
-    compile_config(mesh, client, &services, &mut Views::default())
+    compile_config(mesh, client, &services, &mut ServiceConfigCache::default())
 }
 
-pub(super) fn service_endpoints(world: &World, name: &str) -> Vec<(String, SocketAddr, bool)> {
-    let ports = world.snapshot.services[&service_name(name)].ports.values();
+pub(super) fn service_endpoints(
+    compiled_config: &CompiledConfig,
+    name: &str,
+) -> Vec<(String, SocketAddr, bool)> {
+    let ports = compiled_config.snapshot.services[&service_name(name)].ports.values();
     let endpoints = ports.flat_map(|port| &port.endpoints);
     let sent = endpoints.map(|endpoint| {
         (endpoint.id.workload.name.to_string(), endpoint.address, endpoint.account.is_some())
@@ -87,17 +90,18 @@ pub(super) fn service_endpoints(world: &World, name: &str) -> Vec<(String, Socke
 #[test]
 fn a_gateway_is_for_its_own_proxies_alone() {
     let mesh = gateway_cluster();
-    let world = client_config(&mesh, "edge-1", &[]);
+    let compiled_config = client_config(&mesh, "edge-1", &[]);
     assert_eq!(
-        world.snapshot.plan.gateway.as_deref(),
+        compiled_config.snapshot.config.gateway.as_deref(),
         Some(&gateway_with_backends(&["reviews-v1", "ratings", "nobody"]))
     );
-    let services: Vec<String> = world.snapshot.services.keys().map(ToString::to_string).collect();
+    let services: Vec<String> =
+        compiled_config.snapshot.services.keys().map(ToString::to_string).collect();
     assert_eq!(services, ["bookinfo/ratings", "bookinfo/reviews-v1"]);
-    assert_eq!(world.absent, BTreeSet::from([service_name("nobody")]));
+    assert_eq!(compiled_config.absent, BTreeSet::from([service_name("nobody")]));
     for other in ["edge-liar", "productpage-1"] {
-        let world = client_config(&mesh, other, &[]);
-        assert_eq!(world.snapshot.plan.gateway, None, "{other}");
+        let compiled_config = client_config(&mesh, other, &[]);
+        assert_eq!(compiled_config.snapshot.config.gateway, None, "{other}");
     }
 }
 
@@ -148,7 +152,7 @@ fn reviews_beside(policy: &str) -> Vec<(String, bool)> {
     let mut mesh = gateway_cluster();
     let plain = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
     mesh.apply(Change::Upsert(Object::Workload(plain)));
-    let mut views = Views::default();
+    let mut views = ServiceConfigCache::default();
     let wanted = BTreeSet::from([service_name("reviews-v1")]);
     let client = mesh.workload(&workload_name("edge-1")).unwrap().clone();
     let before = compile_config(&mesh, &client, &wanted, &mut views);
@@ -221,7 +225,7 @@ fn a_gateway_touches_its_proxies_and_nobody_else() {
     assert!(mesh.apply(other).is_empty());
     let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
     assert_eq!(mesh.apply(gone).workloads, proxies);
-    assert_eq!(client_config(&mesh, "edge-1", &[]).snapshot.plan.gateway, None);
+    assert_eq!(client_config(&mesh, "edge-1", &[]).snapshot.config.gateway, None);
 }
 
 #[test]
@@ -245,7 +249,11 @@ fn where_it_is_strict_a_gateway_reaches_what_has_no_sidecar() {
     assert_eq!(service_endpoints(&edge, "ratings").len(), 1);
     // No policy lets it call those with a sidecar, and unmeshed endpoints next to them are not a bypass.
     for name in ["details", "reviews-v1"] {
-        assert_eq!(edge.snapshot.services[&service_name(name)].reach, Reach::Denied, "{name}");
+        assert_eq!(
+            edge.snapshot.services[&service_name(name)].client_authorization,
+            ClientAuthorization::Denied,
+            "{name}"
+        );
     }
 }
 
@@ -263,12 +271,13 @@ fn whoever_calls_a_gateway_comes_in_from_outside() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let at = |mesh: &Mesh, at| {
-        let found = address_entries(mesh, &BTreeSet::from([at]), &mut Views::default());
+        let found =
+            address_entries(mesh, &BTreeSet::from([at]), &mut ServiceConfigCache::default());
         AddressEntry::clone(&found.at[&at])
     };
     assert_eq!(
         [at(&mesh, pod), at(&mesh, address)],
-        [AddressEntry::Outside, AddressEntry::Outside]
+        [AddressEntry::External, AddressEntry::External]
     );
     let gone = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
     let affected_set = mesh.apply(gone);

@@ -46,7 +46,8 @@ fn both_kinds() -> [(String, bool); 3] {
 
 /// True if sidecars balance connections to the address of the service.
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
-    let found = address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut Views::default());
+    let found =
+        address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut ServiceConfigCache::default());
     assert!(found.decided_by.contains(&service_name("reviews-v1")));
     *found.at[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
 }
@@ -265,9 +266,13 @@ fn a_headless_service_leads_to_each_pod_as_it_is() {
     let stands_for =
         |mesh: &Mesh| dns_record(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec();
     assert_eq!(stands_for(&mesh), [plain, meshed]);
-    let found = address_entries(&mesh, &BTreeSet::from([meshed, plain]), &mut Views::default());
+    let found = address_entries(
+        &mesh,
+        &BTreeSet::from([meshed, plain]),
+        &mut ServiceConfigCache::default(),
+    );
     assert!(matches!(&*found.at[&meshed], AddressEntry::Workload { .. }));
-    assert_eq!(*found.at[&plain], AddressEntry::Outside);
+    assert_eq!(*found.at[&plain], AddressEntry::External);
     // No DNS record contains a pod with a sidecar that cannot start.
     set_ready(&mut mesh, false);
     assert_eq!(stands_for(&mesh), [plain]);

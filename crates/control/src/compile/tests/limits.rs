@@ -33,13 +33,13 @@ spec:
 fn render_limits(yaml: &str, of: &str) -> Vec<(u16, Vec<String>)> {
     let mesh = mesh_with_sidecars(yaml);
     let workload = mesh.workload(&workload_name(of)).unwrap();
-    let world = compile_config(
+    let compiled_config = compile_config(
         &mesh,
         workload,
         &used_services(workload, &BTreeSet::new()),
-        &mut Views::default(),
+        &mut ServiceConfigCache::default(),
     );
-    let plan = &world.snapshot.plan;
+    let plan = &compiled_config.snapshot.config;
     let names = |(port, limits): (&u16, &Vec<leno_model::PortLimits>)| {
         (*port, limits.iter().map(|it| it.policy.to_string()).collect())
     };
@@ -105,12 +105,13 @@ fn guards_are_at_the_ports_that_their_services_lead_to_one_of_a_kind_for_each_se
         let mesh = mesh_with_sidecars(yaml);
         let workload = mesh.workload(&workload_name(of)).unwrap();
         let wanted = used_services(workload, &BTreeSet::new());
-        let world = compile_config(&mesh, workload, &wanted, &mut Views::default());
-        let of_port = |(port, guards): (&u16, &Vec<leno_model::PortGuard>)| {
+        let compiled_config =
+            compile_config(&mesh, workload, &wanted, &mut ServiceConfigCache::default());
+        let of_port = |(port, guards): (&u16, &Vec<leno_model::PortCheck>)| {
             let names = guards.iter().map(|it| it.policy.to_string());
             (*port, names.collect::<Vec<_>>())
         };
-        world.snapshot.plan.guards.iter().map(of_port).collect::<Vec<_>>()
+        compiled_config.snapshot.config.request_checks.iter().map(of_port).collect::<Vec<_>>()
     };
     let yaml = format!("{BOOKINFO}{GUARDS}");
     let named = |kind: &str, name: &str| format!("{kind} bookinfo/{name}");
@@ -151,11 +152,12 @@ fn sidecars_are_reported_the_keys_that_were_read_and_nothing_until_then() {
     let sent = |mesh: &Mesh| {
         let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap();
         let wanted = used_services(workload, &BTreeSet::new());
-        let world = compile_config(mesh, workload, &wanted, &mut Views::default());
-        let guards = world.snapshot.plan.guards.values().flatten();
-        let tokens = guards.filter_map(|it| match &it.guard {
-            leno_model::Guard::Tokens(rule) => Some(rule.issuers.clone()),
-            leno_model::Guard::Authorization(_) => None,
+        let compiled_config =
+            compile_config(mesh, workload, &wanted, &mut ServiceConfigCache::default());
+        let guards = compiled_config.snapshot.config.request_checks.values().flatten();
+        let tokens = guards.filter_map(|it| match &it.check {
+            leno_model::RequestCheck::Tokens(rule) => Some(rule.issuers.clone()),
+            leno_model::RequestCheck::Authorization(_) => None,
         });
         tokens.flatten().map(|issuer| issuer.keys).collect::<Vec<_>>()
     };

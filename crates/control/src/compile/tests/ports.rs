@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use leno_model::{Change, Protocol};
 
 use crate::compile::plan::compile_proxy_config;
-use crate::compile::{Viewer, compile_service};
+use crate::compile::{ClientClass, compile_service};
 use crate::fixture::{mesh_with_sidecars, parse_objects, service_name, workload_name};
 use crate::mesh::Mesh;
 
@@ -107,8 +107,11 @@ fn policies_that_look_at_requests_turn_the_convention_off() {
         let document = format!("apiVersion: leno.dev/v1alpha1\nkind: {policy}\n");
         let mut mesh = mesh_with_sidecars(&yaml);
         let spoken = |mesh: &Mesh| {
-            let view =
-                compile_service(mesh, &Viewer::Anybody, mesh.service(&service_name("s")).unwrap());
+            let view = compile_service(
+                mesh,
+                &ClientClass::AllClients,
+                mesh.service(&service_name("s")).unwrap(),
+            );
             let plan = compile_proxy_config(mesh, mesh.workload(&workload_name("a")).unwrap());
             (view.ports[&80].protocol, plan.ports.iter().map(|port| port.protocol).collect())
         };
@@ -133,6 +136,7 @@ fn client_protocol(port: &str) -> Protocol {
          metadata: {{name: a, namespace: bookinfo, labels: {{app: a}}}}\nspec: {{ports: [{{port: 9999}}]}}\n"
     );
     let mesh = mesh_with_sidecars(&yaml);
-    let view = compile_service(&mesh, &Viewer::Anybody, mesh.service(&service_name("s")).unwrap());
+    let view =
+        compile_service(&mesh, &ClientClass::AllClients, mesh.service(&service_name("s")).unwrap());
     view.ports.values().next().unwrap().protocol
 }

@@ -1,12 +1,15 @@
 //! Retries of a workload's requests.
 
-use leno_model::{Change, ObjectKey, PolicyName, WorkloadPlan};
+use leno_model::{Change, ObjectKey, PolicyName, WorkloadConfig};
 
 use super::*;
 
-fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadPlan> {
+fn proxy_config(mesh: &Mesh, name: &str) -> Arc<WorkloadConfig> {
     let workload = mesh.workload(&workload_name(name)).unwrap();
-    compile_config(mesh, workload, &Default::default(), &mut Views::default()).snapshot.plan.clone()
+    compile_config(mesh, workload, &Default::default(), &mut ServiceConfigCache::default())
+        .snapshot
+        .config
+        .clone()
 }
 
 /// Applies a policy for requests of productpage to these services.

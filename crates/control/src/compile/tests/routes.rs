@@ -20,7 +20,8 @@ spec:
     let rules = |yaml: &str| {
         let mesh = mesh_with_sidecars(yaml);
         let reviews = mesh.service(&service_name("reviews")).unwrap();
-        let port = compile_service(&mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let port =
+            compile_service(&mesh, &ClientClass::AllClients, reviews).ports.remove(&9080).unwrap();
         assert!(port.routed);
         port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
     };
@@ -46,7 +47,8 @@ fn of_several_routes_the_older_comes_first_and_then_the_first_by_name() {
     let mut mesh = mesh_with_sidecars(&[BOOKINFO, &routes.concat()].concat());
     let order = |mesh: &Mesh| {
         let details = mesh.service(&service_name("details")).unwrap();
-        let port = compile_service(mesh, &Viewer::Anybody, details).ports.remove(&9080).unwrap();
+        let port =
+            compile_service(mesh, &ClientClass::AllClients, details).ports.remove(&9080).unwrap();
         let http: Vec<_> = port.rules.iter().map(|rule| rule.route.name.to_string()).collect();
         let tls: Vec<_> = port.tls_rules.iter().map(|it| it.route.name.to_string()).collect();
         (http.concat(), port.tcp_rule.unwrap().route.name.to_string(), tls.concat())
@@ -80,7 +82,8 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
     };
     let shares = |mesh: &Mesh| {
         let reviews = mesh.service(&service_name("reviews")).unwrap();
-        let port = compile_service(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let port =
+            compile_service(mesh, &ClientClass::AllClients, reviews).ports.remove(&9080).unwrap();
         let rule = port.rules.first().unwrap().clone();
         (rule.backends.len(), rule.actions.ungranted_weight)
     };
@@ -112,7 +115,8 @@ fn sessions_go_to_another_namespace_only_with_a_grant_there() {
                  {name: reviews-v2, namespace: away, port: 9080, weight: 10}]}]\n";
     let shares = |mesh: &Mesh| {
         let reviews = mesh.service(&service_name("reviews")).unwrap();
-        let port = compile_service(mesh, &Viewer::Anybody, reviews).ports.remove(&9080).unwrap();
+        let port =
+            compile_service(mesh, &ClientClass::AllClients, reviews).ports.remove(&9080).unwrap();
         let [rule] = &port.tls_rules[..] else { panic!("one rule") };
         (rule.backends.len(), rule.ungranted_weight)
     };
@@ -162,8 +166,8 @@ fn applied_routes(mesh: &Mesh, client: &str, asked: &str) -> (Vec<String>, u32) 
     let name = leno_model::WorkloadName::new(namespace, name).unwrap();
     let client = mesh.workload(&name).unwrap();
     let wanted = BTreeSet::from([service_name(asked)]);
-    let world = compile_config(mesh, client, &wanted, &mut Views::default());
-    let rules = &world.snapshot.services[&service_name(asked)].ports[&9080].rules;
+    let compiled_config = compile_config(mesh, client, &wanted, &mut ServiceConfigCache::default());
+    let rules = &compiled_config.snapshot.services[&service_name(asked)].ports[&9080].rules;
     let ungranted = rules.first().map_or(0, |rule| rule.actions.ungranted_weight);
     (rules.iter().map(|rule| rule.route.to_string()).collect(), ungranted)
 }
@@ -201,11 +205,11 @@ fn a_route_leads_back_to_its_service_ungranted_but_nowhere_else() {
 #[test]
 fn only_who_has_routes_of_its_own_sees_the_service_otherwise() {
     let mut mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}"));
-    let mut views = Views::default();
+    let mut views = ServiceConfigCache::default();
     let buyer = leno_model::WorkloadName::new("shop", "buyer-1").unwrap();
     let mut see = |mesh: &Mesh, name: &str| {
         let of = |name: &leno_model::WorkloadName| {
-            Viewer::for_client(mesh, mesh.workload(name).unwrap())
+            ClientClass::for_client(mesh, mesh.workload(name).unwrap())
         };
         let theirs = views
             .service_config(mesh, &of(&workload_name("stranger-1")), &service_name(name))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use leno_model::{Caller, Object};
+use leno_model::{CallerAttributes, Object};
 
 use super::*;
 use crate::fixture::parse_objects;
@@ -28,7 +28,13 @@ fn compile_snapshot(yaml: &str, client: &str) -> Arc<Snapshot> {
     let mesh = mesh_with_sidecars(yaml);
     let client = mesh.workload(&workload_name(client)).unwrap();
     let services = [service_name("reviews"), service_name("details")].into_iter().collect();
-    compile_config(&mesh, client, &used_services(client, &services), &mut Views::default()).snapshot
+    compile_config(
+        &mesh,
+        client,
+        &used_services(client, &services),
+        &mut ServiceConfigCache::default(),
+    )
+    .snapshot
 }
 
 #[test]
@@ -41,25 +47,25 @@ fn endpoints_carry_the_labels_that_rules_of_their_service_name() {
     let version = |version: &str| BTreeMap::from([("version".to_owned(), version.to_owned())]);
     assert_eq!(tags("reviews"), [version("v1"), version("v2")]);
     assert_eq!(tags("details"), [BTreeMap::new()]);
-    let caller = &known.plan.caller;
+    let caller = &known.config.caller;
     assert_eq!(caller.services, [service_name("productpage")].into());
     assert_eq!((caller.tags.len(), caller.has_parameters), (0, true));
-    assert!(known.plan.lanes.is_empty());
+    assert!(known.config.lanes.is_empty());
 }
 
 #[test]
 fn lanes_are_at_the_ports_that_their_service_leads_to() {
     let known = compile_snapshot(&format!("{BOOKINFO}{RULES}"), "reviews-v2-1");
     let lanes: Vec<(u16, usize)> =
-        known.plan.lanes.iter().map(|(port, rules)| (*port, rules.len())).collect();
+        known.config.lanes.iter().map(|(port, rules)| (*port, rules.len())).collect();
     assert_eq!(lanes, [(9083, 1)]);
 }
 
 #[test]
 fn nothing_grows_without_rules() {
     let known = compile_snapshot(BOOKINFO, "reviews-v2-1");
-    assert_eq!(known.plan.caller, Caller::default());
-    assert!(known.plan.lanes.is_empty());
+    assert_eq!(known.config.caller, CallerAttributes::default());
+    assert!(known.config.lanes.is_empty());
     for port in known.services.values().flat_map(|view| view.ports.values()) {
         assert!(port.tags.is_none());
         assert!(port.endpoints.iter().all(|endpoint| endpoint.tags.is_empty()));
@@ -78,7 +84,7 @@ fn a_change_of_tag_rules_touches_who_could_notice() {
             )
         });
     let (route, again) = affected_set.next().unwrap();
-    assert!(route.everybody, "what sidecars know of callers is asked for the first time");
+    assert!(route.all_proxies, "what sidecars know of callers is asked for the first time");
     assert_eq!(route.services, [service_name("reviews")].into());
     assert!(again.is_empty());
     let (lane, again) = affected_set.next().unwrap();
@@ -86,5 +92,5 @@ fn a_change_of_tag_rules_touches_who_could_notice() {
         lane.workloads,
         [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into()
     );
-    assert!(!lane.everybody && lane.services.is_empty() && again.is_empty());
+    assert!(!lane.all_proxies && lane.services.is_empty() && again.is_empty());
 }

@@ -122,14 +122,14 @@ fn sidecars_that_have_not_reported_yet_are_doubted_also_where_their_pods_termina
     let change = meshed_pod(&mesh, Terminating);
     mesh.apply(change);
     mesh.set_listeners(&workload_name("reviews-v1-1"), None);
-    let world = client_config(&mesh, "productpage-1", &["reviews-v1"]);
+    let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
     let client = mesh.workload(&workload_name("productpage-1")).unwrap();
-    let doubted = uncertain_endpoints(&mesh, client, &world);
+    let doubted = uncertain_endpoints(&mesh, client, &compiled_config);
     assert!(!doubted.is_empty());
     // A missing report of a pod that has ended is not an uncertain endpoint.
     let change = meshed_pod(&mesh, Ended);
     mesh.apply(change);
     let client = mesh.workload(&workload_name("productpage-1")).unwrap();
-    let world = client_config(&mesh, "productpage-1", &["reviews-v1"]);
-    assert!(uncertain_endpoints(&mesh, client, &world).is_empty());
+    let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
+    assert!(uncertain_endpoints(&mesh, client, &compiled_config).is_empty());
 }

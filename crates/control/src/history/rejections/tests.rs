@@ -26,8 +26,8 @@ fn traffic_series(direction: Direction, requests: u64, reasons: &[(Reason, u64)]
     }
 }
 
-fn traffic_report(series: Vec<TrafficSeries>, rules: Vec<RuleMatches>) -> Traffic {
-    Traffic { series, rules, ..Traffic::default() }
+fn traffic_report(series: Vec<TrafficSeries>, rules: Vec<RuleMatches>) -> TrafficReport {
+    TrafficReport { series, rules, ..TrafficReport::default() }
 }
 
 fn at_second(seconds: u64) -> Duration {

@@ -134,8 +134,8 @@ fn figures_of_a_flood_of_pairs() {
         let (before, began, mut sent) = (program.cpu_time(), Instant::now(), 0_u64);
         let flood = async {
             while began.elapsed() < FLOOD {
-                proxy.send_request(Request::Subscribe(vec![stock_service()])).await;
-                proxy.send_request(Request::Unsubscribe(vec![stock_service()])).await;
+                proxy.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
+                proxy.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
                 sent += 2;
             }
         };

@@ -5,7 +5,7 @@ use leno_model::{LaneMark, LaneRule};
 use super::test::{match_from_wire, match_to_wire};
 use super::{labels_from_wire, labels_to_wire, origin_from_wire, source_to_wire};
 use crate::proto;
-use crate::resource::field::{Invalid, convert_each, parse_port};
+use crate::resource::field::{InvalidField, convert_each, parse_port};
 
 pub(in crate::resource) fn to_wire((port, rules): (&u16, &Vec<LaneRule>)) -> proto::LanePort {
     let mark = |mark: &LaneMark| proto::LaneMark {
@@ -24,13 +24,13 @@ pub(in crate::resource) fn to_wire((port, rules): (&u16, &Vec<LaneRule>)) -> pro
 
 pub(in crate::resource) fn from_wire(
     wire: proto::LanePort,
-) -> Result<(u16, Vec<LaneRule>), Invalid> {
+) -> Result<(u16, Vec<LaneRule>), InvalidField> {
     let mark = |wire: proto::LaneMark| {
         let headers = labels_from_wire("headers", &wire.headers)?;
         Ok(LaneMark { percent: wire.percent, headers })
     };
     let rule = |wire: proto::LaneRule| {
-        let source = wire.source.ok_or_else(|| Invalid::new("source", "is missing"))?;
+        let source = wire.source.ok_or_else(|| InvalidField::new("source", "is missing"))?;
         Ok(LaneRule {
             origin: origin_from_wire(&source, wire.index)
                 .map_err(|bad| bad.with_parent("source"))?,

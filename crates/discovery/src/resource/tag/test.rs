@@ -1,31 +1,33 @@
 //! Wire conversion of the request and caller conditions of tag rules.
 
 use leno_model::{
-    Callers, FieldTest, NumberRelation, Quorum, Repeated, RequestMatch, TagMatch, TextRelation,
-    ValueTest,
+    CallerMatch, FieldTest, NumberRelation, Quorum, RepeatedHeader, RequestMatch, TagMatch,
+    TextRelation, ValueTest,
 };
 
 use crate::proto;
-use crate::resource::field::{Invalid, convert_each, parse_name};
+use crate::resource::field::{InvalidField, convert_each, parse_name};
 use crate::resource::request;
 
 /// Absent if all callers match.
-pub(super) fn callers_to_wire(from: &Callers) -> Option<proto::Callers> {
-    (*from != Callers::default()).then(|| proto::Callers {
+pub(super) fn callers_to_wire(from: &CallerMatch) -> Option<proto::CallerMatch> {
+    (*from != CallerMatch::default()).then(|| proto::CallerMatch {
         service: from.service.as_ref().map(ToString::to_string),
         tags: from.tags.iter().map(test_to_wire).collect(),
         one_is_enough: from.quorum == Quorum::One,
     })
 }
 
-pub(super) fn callers_from_wire(wire: Option<proto::Callers>) -> Result<Callers, Invalid> {
+pub(super) fn callers_from_wire(
+    wire: Option<proto::CallerMatch>,
+) -> Result<CallerMatch, InvalidField> {
     let Some(wire) = wire else {
-        return Ok(Callers::default());
+        return Ok(CallerMatch::default());
     };
     let service = wire.service.map(|service| parse_name("from.service", &service)).transpose()?;
     let tags =
         convert_each("tags", wire.tags, test_from_wire).map_err(|bad| bad.with_parent("from"))?;
-    Ok(Callers { service, tags, quorum: quorum_from_wire(wire.one_is_enough) })
+    Ok(CallerMatch { service, tags, quorum: quorum_from_wire(wire.one_is_enough) })
 }
 
 fn quorum_from_wire(one_is_enough: bool) -> Quorum {
@@ -43,21 +45,21 @@ pub(super) fn match_to_wire(matches: &TagMatch) -> Option<proto::TagMatch> {
         request: (request != RequestMatch::default()).then(|| request::to_wire(&request)),
         headers: matches.headers.iter().map(test_to_wire).collect(),
         one_is_enough: matches.quorum == Quorum::One,
-        first_value: matches.repeated == Repeated::First,
+        first_value: matches.repeated == RepeatedHeader::First,
         query: matches.query.iter().map(test_to_wire).collect(),
         cookies: matches.cookies.iter().map(test_to_wire).collect(),
         stem: matches.stem.clone(),
     })
 }
 
-pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch, Invalid> {
+pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch, InvalidField> {
     let Some(wire) = wire else {
         return Ok(TagMatch::default());
     };
     let request = wire.request.map(request::from_wire).transpose();
     let request = request.map_err(|bad| bad.with_parent("matches.request"))?.unwrap_or_default();
     if !request.headers.is_empty() || !request.query.is_empty() {
-        return Err(Invalid::new("matches.request", "has headers or parameters of its own"));
+        return Err(InvalidField::new("matches.request", "has headers or parameters of its own"));
     }
     let tests = |field: &str, wire| {
         convert_each(field, wire, test_from_wire).map_err(|bad| bad.with_parent("matches"))
@@ -67,7 +69,7 @@ pub(super) fn match_from_wire(wire: Option<proto::TagMatch>) -> Result<TagMatch,
         methods: request.methods,
         headers: tests("headers", wire.headers)?,
         quorum: quorum_from_wire(wire.one_is_enough),
-        repeated: if wire.first_value { Repeated::First } else { Repeated::Joined },
+        repeated: if wire.first_value { RepeatedHeader::First } else { RepeatedHeader::Joined },
         query: tests("query", wire.query)?,
         cookies: tests("cookies", wire.cookies)?,
         stem: wire.stem,
@@ -93,10 +95,10 @@ fn test_to_wire(test: &FieldTest) -> proto::FieldTest {
     proto::FieldTest { name: test.name.clone(), test: Some(wire) }
 }
 
-fn test_from_wire(wire: proto::FieldTest) -> Result<FieldTest, Invalid> {
+fn test_from_wire(wire: proto::FieldTest) -> Result<FieldTest, InvalidField> {
     use proto::field_test::Test;
     let test = match wire.test {
-        None => return Err(Invalid::new("test", "is missing, or unknown to this version")),
+        None => return Err(InvalidField::new("test", "is missing, or unknown to this version")),
         Some(Test::Present(true)) => ValueTest::Present,
         Some(Test::Present(false)) => ValueTest::Absent,
         Some(Test::Never(proto::Nothing {})) => ValueTest::Never,
@@ -124,7 +126,7 @@ fn text_relation_to_wire(relation: TextRelation) -> i32 {
     wire.into()
 }
 
-fn text_relation_from_wire(number: i32) -> Result<TextRelation, Invalid> {
+fn text_relation_from_wire(number: i32) -> Result<TextRelation, InvalidField> {
     match proto::TextRelation::try_from(number) {
         Ok(proto::TextRelation::Exact) => Ok(TextRelation::Exact),
         Ok(proto::TextRelation::Prefix) => Ok(TextRelation::Prefix),
@@ -145,7 +147,7 @@ fn number_relation_to_wire(relation: NumberRelation) -> i32 {
     wire.into()
 }
 
-fn number_relation_from_wire(number: i32) -> Result<NumberRelation, Invalid> {
+fn number_relation_from_wire(number: i32) -> Result<NumberRelation, InvalidField> {
     match proto::NumberRelation::try_from(number) {
         Ok(proto::NumberRelation::Above) => Ok(NumberRelation::Above),
         Ok(proto::NumberRelation::AtLeast) => Ok(NumberRelation::AtLeast),
@@ -155,6 +157,6 @@ fn number_relation_from_wire(number: i32) -> Result<NumberRelation, Invalid> {
     }
 }
 
-fn unknown_relation(number: i32) -> Invalid {
-    Invalid::new("relation", format!("{number} is not a comparison of this version"))
+fn unknown_relation(number: i32) -> InvalidField {
+    InvalidField::new("relation", format!("{number} is not a comparison of this version"))
 }

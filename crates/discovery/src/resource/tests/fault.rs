@@ -3,23 +3,23 @@
 use std::time::Duration;
 
 use leno_model::{
-    Abort, BalanceAlgorithm, Balancing, Delay, FaultRule, Faults, HashKey, HedgeRule, Hedging,
-    LoadBalancing, NamePattern, PeerMatch, WarmUp,
+    BalanceAlgorithm, FaultAbort, FaultDelay, FaultRule, HashKey, HedgeRule, LoadBalancing,
+    NamePattern, PeerMatch, PortFaults, PortHedging, PortLoadBalancing, SlowStart,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::any_request_match;
-use super::breaker::{any_duration, any_fixed_answer, any_policy_name};
+use super::circuit_breaker::{any_duration, any_fixed_answer, any_policy_name};
 use crate::proto;
 use crate::resource::{balancing, fault, hedging};
 
-pub(super) fn any_faults() -> impl Strategy<Value = Faults> {
+pub(super) fn any_faults() -> impl Strategy<Value = PortFaults> {
     let share = || 0..=1_000_000_u32;
     let waits = (1..=600_000_u64).prop_map(Duration::from_millis);
-    let delay = (share(), waits).prop_map(|(share_ppm, time)| Delay { share_ppm, time });
+    let delay = (share(), waits).prop_map(|(share_ppm, time)| FaultDelay { share_ppm, time });
     let abort = (share(), any_fixed_answer(), prop::option::of(1..=16_u8))
-        .prop_map(|(share_ppm, response, grpc)| Abort { share_ppm, response, grpc });
+        .prop_map(|(share_ppm, response, grpc)| FaultAbort { share_ppm, response, grpc });
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
     let peer = (pattern(), pattern());
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
@@ -28,18 +28,18 @@ pub(super) fn any_faults() -> impl Strategy<Value = Faults> {
     let rule = (".{0,9}", vec(any_request_match(), 0..3), vec(peer, 0..3), what).prop_map(
         |(name, requests, peers, (delay, abort))| FaultRule { name, requests, peers, delay, abort },
     );
-    (any_policy_name(), vec(rule, 1..3)).prop_map(|(policy, rules)| Faults { policy, rules })
+    (any_policy_name(), vec(rule, 1..3)).prop_map(|(policy, rules)| PortFaults { policy, rules })
 }
 
-pub(super) fn any_hedging() -> impl Strategy<Value = Hedging> {
+pub(super) fn any_hedging() -> impl Strategy<Value = PortHedging> {
     let methods = prop::sample::subsequence(vec!["GET", "POST", "M-SEARCH"], 0..=3);
     (any_policy_name(), 1_000_000..u64::MAX, methods).prop_map(|(policy, after, methods)| {
         let methods = methods.into_iter().map(str::to_owned).collect();
-        Hedging { policy, rule: HedgeRule { after: Duration::from_nanos(after), methods } }
+        PortHedging { policy, rule: HedgeRule { after: Duration::from_nanos(after), methods } }
     })
 }
 
-pub(super) fn any_balancing() -> impl Strategy<Value = Balancing> {
+pub(super) fn any_balancing() -> impl Strategy<Value = PortLoadBalancing> {
     let key = || {
         prop_oneof![
             "x-[a-z]{1,5}".prop_map(HashKey::Header),
@@ -55,12 +55,12 @@ pub(super) fn any_balancing() -> impl Strategy<Value = Balancing> {
         key().prop_map(BalanceAlgorithm::RingHash),
         key().prop_map(BalanceAlgorithm::Maglev),
     ];
-    let warm_up =
-        (any_duration(), 1..=100_u8).prop_map(|(time, percent_min)| WarmUp { time, percent_min });
+    let warm_up = (any_duration(), 1..=100_u8)
+        .prop_map(|(time, percent_min)| SlowStart { time, percent_min });
     (any_policy_name(), algorithm, prop::option::of(warm_up)).prop_map(
         |(policy, algorithm, warm_up)| {
             let warm_up = warm_up.filter(|_| algorithm.hash_key().is_none());
-            Balancing { policy, rule: LoadBalancing { algorithm, warm_up } }
+            PortLoadBalancing { policy, rule: LoadBalancing { algorithm, slow_start: warm_up } }
         },
     )
 }
@@ -100,7 +100,7 @@ fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
         ..proto::Balancing::default()
     };
     let key = |key| Some(Algorithm::Maglev(proto::HashKey { key }));
-    let warm = proto::WarmUp { time_nanoseconds: 1_000_000, percent_min: 1 };
+    let warm = proto::SlowStart { time_nanoseconds: 1_000_000, percent_min: 1 };
     let hashed = || with(key(Some(Key::Source(proto::Nothing {}))));
     for (wrong, field) in [
         (with(None), "algorithm"),
@@ -120,7 +120,7 @@ fn an_algorithm_that_is_not_understood_is_not_taken_for_another() {
 
 #[test]
 fn who_does_not_know_second_attempts_does_without() {
-    let hedging = Hedging {
+    let hedging = PortHedging {
         policy: leno_model::ServicePolicyName::new(
             leno_model::ServicePolicyKind::Hedging,
             "shop",

@@ -1,8 +1,8 @@
 //! Tests of gateways: round trips, and keys that are never printed.
 
 use leno_model::{
-    Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostPattern, HostRules, Name,
-    RouteKind, RouteRule, Serves, TcpRule, TlsRule,
+    Gateway, GatewayCertificate, GatewayListener, GatewayPort, GatewayPortRules, HostPattern,
+    HostRules, Name, RouteKind, RouteRule, TcpRule, TlsRule,
 };
 
 use super::*;
@@ -41,39 +41,40 @@ fn gateway_config() -> Gateway {
         ungranted_weight: 2,
     };
     let serves = [
-        Serves::Http(vec![listener(Vec::new())]),
-        Serves::Https(vec![listener(vec![certificate])]),
-        Serves::Passthrough(vec![tls]),
-        Serves::Tcp(tcp),
+        GatewayPortRules::Http(vec![listener(Vec::new())]),
+        GatewayPortRules::Https(vec![listener(vec![certificate])]),
+        GatewayPortRules::Passthrough(vec![tls]),
+        GatewayPortRules::Tcp(tcp),
     ];
     let ports = serves.into_iter().zip(1..).map(|(serves, port)| GatewayPort { port, serves });
     Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() }
 }
 
-fn gateway_proxy_config() -> WorkloadPlan {
-    WorkloadPlan { gateway: Some(Arc::new(gateway_config())), ..fixture::proxy_config() }
+fn gateway_proxy_config() -> WorkloadConfig {
+    WorkloadConfig { gateway: Some(Arc::new(gateway_config())), ..fixture::proxy_config() }
 }
 
 #[test]
 fn gateways_survive_the_journey() {
-    let upsert = Upsert { key: ResourceKey::Plan, content: encode_plan(&gateway_proxy_config()) };
-    assert_eq!(Resource::decode(&upsert), Ok(Resource::Plan(Box::new(gateway_proxy_config()))));
-    let wire = proto::Plan::decode(upsert.content).unwrap();
+    let upsert =
+        Upsert { key: ResourceKey::Workload, content: encode_plan(&gateway_proxy_config()) };
+    assert_eq!(Resource::decode(&upsert), Ok(Resource::Workload(Box::new(gateway_proxy_config()))));
+    let wire = proto::WorkloadConfig::decode(upsert.content).unwrap();
     assert!(!format!("{wire:?}").contains("secret"));
 }
 
 #[test]
 fn what_a_gateway_cannot_be_is_named() {
-    fn gateway_port(plan: &mut proto::Plan, index: usize) -> &mut proto::GatewayPort {
+    fn gateway_port(plan: &mut proto::WorkloadConfig, index: usize) -> &mut proto::GatewayPort {
         &mut plan.gateway.as_mut().unwrap().ports[index]
     }
-    fn first_listener(plan: &mut proto::Plan) -> &mut proto::GatewayListener {
+    fn first_listener(plan: &mut proto::WorkloadConfig) -> &mut proto::GatewayListener {
         match &mut gateway_port(plan, 0).serves {
             Some(proto::gateway_port::Serves::Http(http)) => &mut http.listeners[0],
             other => panic!("{other:?}"),
         }
     }
-    type Edit = fn(&mut proto::Plan);
+    type Edit = fn(&mut proto::WorkloadConfig);
     let cases: [(Edit, &str); 6] = [
         (|p| p.gateway.as_mut().unwrap().name = "edge".into(), "gateway.name"),
         (|p| gateway_port(p, 1).port = 1, "gateway.ports"),
@@ -89,6 +90,6 @@ fn what_a_gateway_cannot_be_is_named() {
         ),
     ];
     for (edit, field) in cases {
-        check_invalid(ResourceKey::Plan, encode_plan(&gateway_proxy_config()), edit, field);
+        check_invalid(ResourceKey::Workload, encode_plan(&gateway_proxy_config()), edit, field);
     }
 }

@@ -8,7 +8,7 @@ use leno_model::{
 use proptest::prelude::*;
 
 use super::any_name;
-use super::breaker::any_duration;
+use super::circuit_breaker::any_duration;
 use crate::proto;
 use crate::resource::traffic_policy;
 

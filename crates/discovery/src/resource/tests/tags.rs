@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    Caller, CallerRule, Callers, FallbackPolicy, FieldTest, LaneMark, LaneRule, NumberRelation,
-    Quorum, Repeated, RuleOrigin, Sticky, TagDialect, TagMatch, TagRouteName, TagRule, TagRules,
-    TagSet, TagSplit, TagTarget, TagValue, TextRelation, ValueTest, Weights,
+    CallerAttributes, CallerMatch, CallerRule, FallbackPolicy, FieldTest, LaneMark, LaneRule,
+    NumberRelation, Quorum, RepeatedHeader, RuleOrigin, StickyKey, TagDialect, TagMatch,
+    TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, TextRelation,
+    ValueTest, WeightUnit,
 };
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
@@ -18,9 +19,10 @@ pub(super) fn any_tag_rules() -> impl Strategy<Value = TagRules> {
     )
 }
 
-pub(super) fn any_caller() -> impl Strategy<Value = Caller> {
-    (btree_set(service_name(), 0..3), any_texts(), any::<bool>())
-        .prop_map(|(services, tags, has_parameters)| Caller { services, tags, has_parameters })
+pub(super) fn any_caller() -> impl Strategy<Value = CallerAttributes> {
+    (btree_set(service_name(), 0..3), any_texts(), any::<bool>()).prop_map(
+        |(services, tags, has_parameters)| CallerAttributes { services, tags, has_parameters },
+    )
 }
 
 pub(super) fn any_lanes() -> impl Strategy<Value = BTreeMap<u16, Vec<LaneRule>>> {
@@ -58,8 +60,8 @@ fn any_fallback_policy() -> impl Strategy<Value = Vec<FallbackPolicy>> {
 fn any_tag_rule() -> impl Strategy<Value = TagRule> {
     let sticky = prop_oneof![
         Just(None),
-        "[a-z]{1,4}".prop_map(|name| Some(Sticky::Header(name))),
-        "[a-z]{1,4}".prop_map(|name| Some(Sticky::Cookie(name)))
+        "[a-z]{1,4}".prop_map(|name| Some(StickyKey::Header(name))),
+        "[a-z]{1,4}".prop_map(|name| Some(StickyKey::Cookie(name)))
     ];
     (
         any_origin(),
@@ -108,13 +110,13 @@ fn any_tag_split() -> impl Strategy<Value = TagSplit> {
         Just(TagSet::Every)
     ];
     let target = (any::<u32>(), set).prop_map(|(weight, set)| TagTarget { weight, set });
-    let weights = proptest::sample::select(vec![Weights::Relative, Weights::Percent]);
+    let weights = proptest::sample::select(vec![WeightUnit::Relative, WeightUnit::Percent]);
     (vec(target, 0..3), weights).prop_map(|(targets, weights)| TagSplit { targets, weights })
 }
 
-fn any_callers() -> impl Strategy<Value = Callers> {
+fn any_callers() -> impl Strategy<Value = CallerMatch> {
     (prop::option::of(service_name()), any_field_tests(), any_quorum())
-        .prop_map(|(service, tags, quorum)| Callers { service, tags, quorum })
+        .prop_map(|(service, tags, quorum)| CallerMatch { service, tags, quorum })
 }
 
 fn any_quorum() -> impl Strategy<Value = Quorum> {
@@ -122,7 +124,7 @@ fn any_quorum() -> impl Strategy<Value = Quorum> {
 }
 
 fn any_tag_match() -> impl Strategy<Value = TagMatch> {
-    let repeated = proptest::sample::select(vec![Repeated::Joined, Repeated::First]);
+    let repeated = proptest::sample::select(vec![RepeatedHeader::Joined, RepeatedHeader::First]);
     let stem = prop::option::of("[a-z]{0,3}");
     (
         any_request_match(),

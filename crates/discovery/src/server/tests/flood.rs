@@ -124,7 +124,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
     let (server, mut owner, far) = start_server();
     let (requests, mut queue) = mpsc::channel(16);
     let mut subscriber = Subscriber::new();
-    let mut apply = |_: Update| Ok(());
+    let mut apply = |_: ConfigUpdate| Ok(());
     let client =
         follow_control_plane(far, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let began = Instant::now();
@@ -138,8 +138,8 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
         let takes = async {
             let mut arrived = 0;
             while arrived < 3000 {
-                let Queued { event, turn } = owner.events.recv().await.unwrap();
-                if let Event::Wanted { change, .. } = event {
+                let QueuedEvent { event, turn } = owner.events.recv().await.unwrap();
+                if let Event::SubscriptionsChanged { change, .. } = event {
                     arrived += change.added.services.len();
                     wanted += change.added.services.len() as u64;
                     turn.charge(wanted, Instant::now());
@@ -149,7 +149,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
         let asks = async {
             for number in 0..3000 {
                 requests
-                    .send(Request::Subscribe(vec![service_name(&format!("s{number}"))]))
+                    .send(ProxyRequest::Subscribe(vec![service_name(&format!("s{number}"))]))
                     .await
                     .unwrap();
             }
@@ -192,11 +192,11 @@ async fn services_that_follow_a_full_hello_belong_to_it() {
     let all: Vec<_> = (0..2500).map(|number| service_name(&format!("s{number}"))).collect();
     let (near, far) = duplex(1 << 20);
     let (sender, events) = event_sender();
-    let server = serve_proxy(near, CONNECTION, sender, None, Operators::new(1));
+    let server = serve_proxy(near, CONNECTION, sender, None, OperatorSessions::new(1));
     let mut owner = Owner { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
-    let mut apply = |_: Update| Ok(());
+    let mut apply = |_: ConfigUpdate| Ok(());
     let hello = Hello { services: all.clone(), ..gateway_hello() };
     let client = follow_control_plane(far, hello, &mut subscriber, &mut queue, &mut apply);
     tokio::select! {

@@ -11,10 +11,10 @@ fn listener_spec(name: &str, port: u16, protocol: &str, more: Value) -> Value {
 }
 
 /// Returns for each listener: Accepted, Conflicted, ResolvedRefs, and its supported kinds.
-fn listener_statuses(world: &World) -> Vec<([&'static str; 3], Vec<&'static str>)> {
-    let resolved = world.resolve_all();
-    let said = &resolved.said[&object_id("infra", "edge")];
-    let row = |it: &said::ListenerSaid| {
+fn listener_statuses(fixture: &ClusterFixture) -> Vec<([&'static str; 3], Vec<&'static str>)> {
+    let resolved = fixture.resolve_all();
+    let said = &resolved.gateway_statuses[&object_id("infra", "edge")];
+    let row = |it: &status::GatewayListenerStatus| {
         let reason = |word| condition_reason(&it.conditions, word);
         ([reason("Accepted"), reason("Conflicted"), reason("ResolvedRefs")], it.kinds.clone())
     };
@@ -37,8 +37,8 @@ fn each_protocol_takes_its_routes() {
         ("INVALID", json!({}), "UnsupportedProtocol", vec![]),
         ("HTTP", json!({"port": 15020}), "PortUnavailable", vec![]),
     ] {
-        let world = World::new(json!([listener_spec("l", 80, protocol, more.clone())]));
-        let found = listener_statuses(&world);
+        let fixture = ClusterFixture::new(json!([listener_spec("l", 80, protocol, more.clone())]));
+        let found = listener_statuses(&fixture);
         let expected = [accepted, "NoConflicts", "ResolvedRefs"];
         assert_eq!(found, [(expected, kinds)], "{protocol} {more}");
     }
@@ -55,8 +55,8 @@ fn what_is_not_known_is_not_ignored() {
         ("HTTP", json!({"guard": true}), "UnsupportedValue"),
         ("HTTP", json!({"guard": null}), "Accepted"),
     ] {
-        let world = World::new(json!([listener_spec("l", 80, protocol, more.clone())]));
-        assert_eq!(listener_statuses(&world)[0].0[0], expected, "{more}");
+        let fixture = ClusterFixture::new(json!([listener_spec("l", 80, protocol, more.clone())]));
+        assert_eq!(listener_statuses(&fixture)[0].0[0], expected, "{more}");
     }
     let own = |key: &str| json!({"infrastructure": {"labels": {key: "a"}}});
     let note = |key: &str| json!({"infrastructure": {"annotations": {key: "a"}}});
@@ -72,11 +72,11 @@ fn what_is_not_known_is_not_ignored() {
         (note("service.beta.kubernetes.io/internal"), "Accepted"),
         (note("sub.leno.dev/x"), "InvalidParameters"),
     ] {
-        let mut world = World::new(json!([]));
+        let mut fixture = ClusterFixture::new(json!([]));
         let mut gateway = spec.clone();
         gateway["listeners"] = json!([listener_spec("l", 80, "HTTP", json!({}))]);
-        world.add_gateway("edge", gateway);
-        let said = &world.resolve_all().said[&object_id("infra", "edge")];
+        fixture.add_gateway("edge", gateway);
+        let said = &fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")];
         assert_eq!(condition_reason(&said.conditions, "Accepted"), expected, "{spec}");
     }
 }
@@ -96,9 +96,9 @@ fn kinds_of_routes_are_those_that_fit() {
         ("TCP", json!([{"kind": "HTTPRoute"}]), "InvalidRouteKinds", vec![]),
     ] {
         let more = json!({"allowedRoutes": {"kinds": kinds}});
-        let world = World::new(json!([listener_spec("l", 80, protocol, more)]));
+        let fixture = ClusterFixture::new(json!([listener_spec("l", 80, protocol, more)]));
         let expected = (["Accepted", "NoConflicts", reason], left);
-        assert_eq!(listener_statuses(&world), [expected], "{protocol} {kinds}");
+        assert_eq!(listener_statuses(&fixture), [expected], "{protocol} {kinds}");
     }
 }
 
@@ -123,11 +123,11 @@ fn listeners_of_one_port_differ_in_host_name_and_nothing_else() {
         (("HTTP", 80, json!({})), ("INVALID", 80, json!({})), "NoConflicts"),
     ] {
         let (first, second) = (one.clone(), other.clone());
-        let world = World::new(json!([
+        let fixture = ClusterFixture::new(json!([
             listener_spec("one", one.1, one.0, one.2),
             listener_spec("other", other.1, other.0, other.2),
         ]));
-        let found: Vec<_> = listener_statuses(&world).into_iter().map(|(it, _)| it).collect();
+        let found: Vec<_> = listener_statuses(&fixture).into_iter().map(|(it, _)| it).collect();
         assert!(found.iter().all(|it| it[1] == conflict), "{first:?} {second:?}: {found:?}");
         let blocked = conflict != "NoConflicts";
         assert!(!blocked || found.iter().all(|it| it[0] == conflict), "{found:?}");
@@ -167,23 +167,23 @@ fn certificates_are_there_and_may_be_used() {
         ),
     ] {
         let more = json!({"tls": {"certificateRefs": [certificate]}});
-        let mut world = World::new(json!([listener_spec("l", 443, "HTTPS", more)]));
-        world.add_certificate("infra", "cert");
-        world.add_certificate("other", "cert");
-        world
+        let mut fixture = ClusterFixture::new(json!([listener_spec("l", 443, "HTTPS", more)]));
+        fixture.add_certificate("infra", "cert");
+        fixture.add_certificate("other", "cert");
+        fixture
             .facts
             .certificates
             .insert(object_id("infra", "broken"), Err("it is broken".to_owned()));
         if let Some(grant) = &grant {
-            world.add_object("ReferenceGrant", "other", "grant", grant.clone());
+            fixture.add_object("ReferenceGrant", "other", "grant", grant.clone());
         }
-        let found = listener_statuses(&world)[0].0;
+        let found = listener_statuses(&fixture)[0].0;
         assert_eq!(found, ["Accepted", "NoConflicts", expected], "{certificate} {grant:?}");
         // Without a key the listener is not served.
-        let ports = world.resolve_all().gateways.values().next().unwrap().ports.len();
+        let ports = fixture.resolve_all().gateways.values().next().unwrap().ports.len();
         assert_eq!(ports, usize::from(expected == "ResolvedRefs"), "{certificate} {grant:?}");
         // Only permitted Secrets are requested.
-        let asked = !secrets_of(&world.facts).is_empty();
+        let asked = !secrets_of(&fixture.facts).is_empty();
         let named = certificate["kind"] != "Other" && certificate["group"] != "x.y";
         assert_eq!(asked, named && expected != "RefNotPermitted", "{certificate} {grant:?}");
     }
@@ -216,13 +216,13 @@ fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
             ["Invalid", "Invalid"],
         ),
     ] {
-        let mut world = World::new(json!([]));
-        world.add_gateway("edge", spec.clone());
+        let mut fixture = ClusterFixture::new(json!([]));
+        fixture.add_gateway("edge", spec.clone());
         if runs {
-            world.run();
+            fixture.run();
         }
-        let resolved = world.resolve_all();
-        let said = &resolved.said[&object_id("infra", "edge")];
+        let resolved = fixture.resolve_all();
+        let said = &resolved.gateway_statuses[&object_id("infra", "edge")];
         let found = ["Accepted", "Programmed"].map(|word| condition_reason(&said.conditions, word));
         assert_eq!(found, expected, "{spec} {runs}");
         let served = !matches!(expected[1], "Invalid");
@@ -233,15 +233,15 @@ fn a_gateway_is_well_when_its_listeners_are_and_its_pods_and_its_address() {
 
 #[test]
 fn without_a_load_balancer_the_cluster_has_an_address() {
-    let mut world = World::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
-    world.run();
+    let mut fixture = ClusterFixture::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
+    fixture.run();
     let object = object_id("infra", "leno-gateway-edge");
     let mut addresses = |is_load_balancer| {
-        let cluster = vec![Address::from_ip("10.0.0.9")];
+        let cluster = vec![GatewayAddress::from_ip("10.0.0.9")];
         let gateway_service = GatewayService { is_load_balancer, ingress: Vec::new(), cluster };
-        world.facts.gateway_services.insert(object.clone(), gateway_service);
-        let resolved = world.resolve_all();
-        let said = &resolved.said[&object_id("infra", "edge")];
+        fixture.facts.gateway_services.insert(object.clone(), gateway_service);
+        let resolved = fixture.resolve_all();
+        let said = &resolved.gateway_statuses[&object_id("infra", "edge")];
         (said.addresses.len(), condition_reason(&said.conditions, "Programmed"))
     };
     assert_eq!(addresses(true), (0, "AddressNotAssigned"));
@@ -250,11 +250,11 @@ fn without_a_load_balancer_the_cluster_has_an_address() {
 
 #[test]
 fn gateways_of_other_classes_are_none_of_ours() {
-    let mut world = World::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
-    world.facts.classes.clear();
-    world.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
-    let resolved = world.resolve_all();
-    assert!(resolved.gateways.is_empty() && resolved.said.is_empty());
+    let mut fixture = ClusterFixture::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
+    fixture.facts.classes.clear();
+    fixture.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
+    let resolved = fixture.resolve_all();
+    assert!(resolved.gateways.is_empty() && resolved.gateway_statuses.is_empty());
     assert!(resolved.parents.is_empty() && resolved.desired.is_empty());
     assert!(resolved.backends.is_empty());
 }
@@ -262,14 +262,17 @@ fn gateways_of_other_classes_are_none_of_ours() {
 #[test]
 fn the_younger_of_two_that_would_share_their_pods_is_refused() {
     let long = "a".repeat(60);
-    let mut world = World::new(json!([]));
+    let mut fixture = ClusterFixture::new(json!([]));
     let spec = json!({"listeners": [listener_spec("l", 80, "HTTP", json!({}))]});
     for name in [format!("{long}x"), format!("{long}y")] {
-        world.add_gateway(&name, spec.clone());
+        fixture.add_gateway(&name, spec.clone());
     }
-    let resolved = world.resolve_all();
+    let resolved = fixture.resolve_all();
     let accepted = |name: String| {
-        condition_reason(&resolved.said[&object_id("infra", &name)].conditions, "Accepted")
+        condition_reason(
+            &resolved.gateway_statuses[&object_id("infra", &name)].conditions,
+            "Accepted",
+        )
     };
     assert_eq!(accepted(format!("{long}x")), "Accepted");
     assert_eq!(accepted(format!("{long}y")), "Invalid");
@@ -278,18 +281,18 @@ fn the_younger_of_two_that_would_share_their_pods_is_refused() {
 
 #[test]
 fn a_name_that_is_no_label_is_said_to_be_none() {
-    let mut world = World::new(json!([]));
+    let mut fixture = ClusterFixture::new(json!([]));
     let spec = json!({"listeners": [listener_spec("l", 80, "HTTP", json!({}))]});
     for length in [64, 253] {
         let name = "a".repeat(length);
-        world.add_gateway(&name, spec.clone());
+        fixture.add_gateway(&name, spec.clone());
         let route = json!({"parentRefs": [{"name": name}], "rules": []});
-        world.add_object("HTTPRoute", "infra", "r", route);
-        let resolved = world.resolve_all();
+        fixture.add_object("HTTPRoute", "infra", "r", route);
+        let resolved = fixture.resolve_all();
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
         let of_route = &resolved.parents[&route][0].conditions;
         assert_eq!(condition_reason(of_route, "Accepted"), "ListenersNotAccepted", "{length}");
-        let said = &resolved.said[&object_id("infra", &name)].conditions;
+        let said = &resolved.gateway_statuses[&object_id("infra", &name)].conditions;
         assert_eq!(condition_reason(said, "Accepted"), "Invalid", "{length}");
         assert_eq!(condition_reason(said, "Programmed"), "Invalid", "{length}");
         assert_eq!(resolved.desired.len(), 0, "{length}");

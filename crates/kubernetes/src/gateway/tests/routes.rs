@@ -32,13 +32,16 @@ fn namespaces_and_kinds_are_allowed_or_not() {
         (from("All"), "TLSRoute", "infra", no),
         (from("All"), "TCPRoute", "infra", no),
     ] {
-        let mut world = World::new(json!([add_http_route("l", json!({"allowedRoutes": allowed}))]));
-        world.add_service("unknown", "web");
+        let mut fixture =
+            ClusterFixture::new(json!([add_http_route("l", json!({"allowedRoutes": allowed}))]));
+        fixture.add_service("unknown", "web");
         let hosts: &[&str] = if word == "TLSRoute" { &["a.b"] } else { &[] };
-        world.add_route(word, namespace, "r", json!({}), hosts);
-        let found = world.parent_reasons(word, namespace, "r");
+        fixture.add_route(word, namespace, "r", json!({}), hosts);
+        let found = fixture.parent_reasons(word, namespace, "r");
         assert_eq!(found, [expected, "ResolvedRefs"], "{allowed} {word} {namespace}");
-        let attached = world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached;
+        let attached = fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")]
+            .listeners[0]
+            .attached;
         assert_eq!(attached, u32::from(expected == "Accepted"), "{allowed} {word} {namespace}");
     }
 }
@@ -56,13 +59,13 @@ fn a_route_is_programmed_where_its_gateway_is_and_a_listener_is_served() {
         ("tls", true, "Invalid"),
         ("none", true, "Invalid"),
     ] {
-        let mut world = World::new(listeners.clone());
-        world.add_route("HTTPRoute", "infra", "r", json!({"sectionName": section}), &[]);
+        let mut fixture = ClusterFixture::new(listeners.clone());
+        fixture.add_route("HTTPRoute", "infra", "r", json!({"sectionName": section}), &[]);
         if runs {
-            world.run();
+            fixture.run();
         }
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-        let said = &world.resolve_all().parents[&route][0].conditions;
+        let said = &fixture.resolve_all().parents[&route][0].conditions;
         assert_eq!(condition_reason(said, "Programmed"), expected, "{section} {runs}");
     }
 }
@@ -80,11 +83,11 @@ fn a_parent_is_a_listener_by_name_and_port() {
         (json!({"sectionName": "c"}), "NoMatchingParent", [0, 0]),
         (json!({"port": 82}), "NoMatchingParent", [0, 0]),
     ] {
-        let mut world = World::new(listeners.clone());
-        world.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
-        assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
-        let resolved = world.resolve_all();
-        let said = &resolved.said[&object_id("infra", "edge")];
+        let mut fixture = ClusterFixture::new(listeners.clone());
+        fixture.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
+        assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
+        let resolved = fixture.resolve_all();
+        let said = &resolved.gateway_statuses[&object_id("infra", "edge")];
         let found: Vec<u32> = said.listeners.iter().map(|it| it.attached).collect();
         assert_eq!(found, attached, "{parent}");
     }
@@ -107,28 +110,28 @@ fn host_names_are_those_of_both_as_the_route_has_them() {
         (Some("a.b"), vec!["*.a.b"], vec![]),
     ] {
         let more = listener.map_or(json!({}), |name| json!({"hostname": name}));
-        let mut world = World::new(json!([add_http_route("l", more)]));
-        world.add_route("HTTPRoute", "infra", "r", json!({}), &route);
-        let said = world.parent_reasons("HTTPRoute", "infra", "r")[0];
+        let mut fixture = ClusterFixture::new(json!([add_http_route("l", more)]));
+        fixture.add_route("HTTPRoute", "infra", "r", json!({}), &route);
+        let said = fixture.parent_reasons("HTTPRoute", "infra", "r")[0];
         let reason = if expected.is_empty() { "NoMatchingListenerHostname" } else { "Accepted" };
         assert_eq!(said, reason, "{listener:?} {route:?}");
         let found: Vec<String> =
-            hosts_at_listener(&world.resolve_all(), "l").into_iter().map(|it| it.0).collect();
+            hosts_at_listener(&fixture.resolve_all(), "l").into_iter().map(|it| it.0).collect();
         assert_eq!(found, expected, "{listener:?} {route:?}");
     }
 }
 
 #[test]
 fn the_rules_of_a_host_name_are_in_the_order_of_their_routes() {
-    let mut world = World::new(json!([add_http_route("l", json!({}))]));
+    let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
     for (name, hosts) in [("c", vec!["a.b"]), ("a", vec!["a.b", "c.b"]), ("b", vec![])] {
-        world.add_route("HTTPRoute", "infra", name, json!({}), &hosts);
+        fixture.add_route("HTTPRoute", "infra", name, json!({}), &hosts);
     }
     let row = |host: &str, routes: &[&str]| {
         (host.to_owned(), routes.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
     };
     assert_eq!(
-        hosts_at_listener(&world.resolve_all(), "l"),
+        hosts_at_listener(&fixture.resolve_all(), "l"),
         [row("any", &["b"]), row("a.b", &["c", "a"]), row("c.b", &["a"])]
     );
 }
@@ -149,23 +152,23 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
         (json!({"name": "web", "kind": "Odd", "group": "x.y"}), false, "InvalidKind", 1),
         (json!({"name": "web", "kind": "Odd"}), false, "InvalidKind", 1),
     ] {
-        let mut world = World::new(json!([add_http_route("l", json!({}))]));
+        let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
         if granted {
-            world.add_object("ReferenceGrant", "other", "grant", grant.clone());
+            fixture.add_object("ReferenceGrant", "other", "grant", grant.clone());
         }
         let mut bad = bad.clone();
         bad["weight"] = json!(3);
         let rules = json!([{"backendRefs": [good, bad]}, {"backendRefs": [good]}]);
         let spec = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
-        world.add_object("HTTPRoute", "infra", "r", spec);
+        fixture.add_object("HTTPRoute", "infra", "r", spec);
         assert_eq!(
-            world.parent_reasons("HTTPRoute", "infra", "r"),
+            fixture.parent_reasons("HTTPRoute", "infra", "r"),
             ["Accepted", expected],
             "{bad}"
         );
-        let resolved = world.resolve_all();
+        let resolved = fixture.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
-        let Serves::Http(listeners) = &gateway.ports[0].serves else { panic!() };
+        let GatewayPortRules::Http(listeners) = &gateway.ports[0].serves else { panic!() };
         let rules = &listeners[0].hosts[0].rules;
         let lost = if kept == 1 { 3 } else { 0 };
         assert_eq!(rules[0].backends.len(), kept, "{bad}");
@@ -176,55 +179,61 @@ fn bad_backends_lose_their_share_and_the_others_keep_theirs() {
 
 #[test]
 fn backends_to_which_somebody_wants_tls_are_none() {
-    let mut world = World::new(json!([add_http_route("l", json!({}))]));
-    world.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
+    let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
+    fixture.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
     let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}]});
-    world.add_object("BackendTLSPolicy", "other", "p", policy.clone());
-    assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r"), ["Accepted", "ResolvedRefs"]);
-    world.add_object("BackendTLSPolicy", "infra", "p", policy);
+    fixture.add_object("BackendTLSPolicy", "other", "p", policy.clone());
+    assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r"), ["Accepted", "ResolvedRefs"]);
+    fixture.add_object("BackendTLSPolicy", "infra", "p", policy);
     assert_eq!(
-        world.parent_reasons("HTTPRoute", "infra", "r"),
+        fixture.parent_reasons("HTTPRoute", "infra", "r"),
         ["Accepted", "UnsupportedProtocol"]
     );
-    assert!(world.resolve_all().backends.is_empty());
+    assert!(fixture.resolve_all().backends.is_empty());
 }
 
 #[test]
 fn routes_are_not_in_force_where_nothing_is_accepted() {
     let odd = add_http_route("odd", json!({"port": 15020}));
-    let mut world = World::new(json!([odd, add_http_route("good", json!({}))]));
+    let mut fixture = ClusterFixture::new(json!([odd, add_http_route("good", json!({}))]));
     for (parent, expected) in [
         (json!({"sectionName": "odd"}), "ListenersNotAccepted"),
         (json!({"sectionName": "good"}), "Accepted"),
         (json!({}), "Accepted"),
     ] {
-        world.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
-        assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
+        fixture.add_route("HTTPRoute", "infra", "r", parent.clone(), &[]);
+        assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], expected, "{parent}");
     }
     let spec = json!({"listeners": [add_http_route("good", json!({}))], "odd": 1});
-    world.add_gateway("edge", spec);
-    assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
-    assert_eq!(world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached, 1);
+    fixture.add_gateway("edge", spec);
+    assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r")[0], "ListenersNotAccepted");
+    assert_eq!(
+        fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0].attached,
+        1
+    );
 }
 
 #[test]
 fn a_version_that_cannot_be_read_is_refused_and_the_last_good_one_goes_on() {
-    let mut world = World::new(json!([add_http_route("l", json!({}))]));
-    world.add_route("HTTPRoute", "infra", "r", json!({}), &["a.b"]);
+    let mut fixture = ClusterFixture::new(json!([add_http_route("l", json!({}))]));
+    fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["a.b"]);
     let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-    let good = world.facts.routes[&route].good.clone();
-    world.add_route("HTTPRoute", "infra", "r", json!({}), &["NO"]);
-    assert_eq!(world.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
-    world.facts.routes.get_mut(&route).unwrap().good = good;
+    let good = fixture.facts.routes[&route].good.clone();
+    fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["NO"]);
+    assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
+    fixture.facts.routes.get_mut(&route).unwrap().good = good;
     assert_eq!(
-        world.parent_reasons("HTTPRoute", "infra", "r"),
+        fixture.parent_reasons("HTTPRoute", "infra", "r"),
         ["UnsupportedValue", "ResolvedRefs"]
     );
     assert_eq!(
-        hosts_at_listener(&world.resolve_all(), "l"),
+        hosts_at_listener(&fixture.resolve_all(), "l"),
         [("a.b".to_owned(), vec!["r".to_owned()])]
     );
-    assert_eq!(world.resolve_all().said[&object_id("infra", "edge")].listeners[0].attached, 0);
+    assert_eq!(
+        fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0].attached,
+        0
+    );
 }
 
 #[test]
@@ -235,14 +244,14 @@ fn a_session_is_for_the_most_specific_listener_of_its_port() {
     };
     let listeners = [("wide", "*.b"), ("narrow", "*.x.b"), ("exact", "a.b")];
     let listeners: Vec<_> = listeners.map(|(name, hostname)| listener(name, hostname)).into();
-    let mut world = World::new(json!(listeners));
+    let mut fixture = ClusterFixture::new(json!(listeners));
     let wide = json!({"sectionName": "wide"});
-    world.add_route("TLSRoute", "infra", "one", wide.clone(), &["*.b"]);
-    world.add_route("TLSRoute", "infra", "two", wide, &["q.x.b", "c.b"]);
-    world.add_route("TLSRoute", "infra", "three", json!({"sectionName": "exact"}), &["a.b"]);
-    let resolved = world.resolve_all();
+    fixture.add_route("TLSRoute", "infra", "one", wide.clone(), &["*.b"]);
+    fixture.add_route("TLSRoute", "infra", "two", wide, &["q.x.b", "c.b"]);
+    fixture.add_route("TLSRoute", "infra", "three", json!({"sectionName": "exact"}), &["a.b"]);
+    let resolved = fixture.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
-    let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
+    let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
     let shown: Vec<String> =
         rules.iter().map(|it| format!("{:?} {}", it.hostnames, it.backends.len())).collect();
     // Sessions of `narrow` that match no rule have no backend.
@@ -258,14 +267,14 @@ fn a_session_is_for_the_route_whose_own_name_is_more_specific() {
         ("*.x.b", "*.b", "*.x.b", "newer"),
         ("*.x.b", "*.x.b", "*.x.b", "older"),
     ] {
-        let mut world = World::new(json!([
+        let mut fixture = ClusterFixture::new(json!([
             {"name": "l", "port": 443, "protocol": "TLS", "hostname": listener, "tls": {"mode": "Passthrough"}},
         ]));
-        world.add_route("TLSRoute", "infra", "older", json!({}), &[older]);
-        world.add_route("TLSRoute", "infra", "newer", json!({}), &[newer]);
-        let resolved = world.resolve_all();
+        fixture.add_route("TLSRoute", "infra", "older", json!({}), &[older]);
+        fixture.add_route("TLSRoute", "infra", "newer", json!({}), &[newer]);
+        let resolved = fixture.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
-        let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
+        let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
         let names: Vec<String> =
             rules.iter().flat_map(|it| &it.hostnames).map(ToString::to_string).collect();
         assert_eq!(names, [listener, listener], "nothing beyond the listener's names");
@@ -280,19 +289,19 @@ fn sessions_and_connections_have_their_ports() {
         {"name": "tcp", "port": 5432, "protocol": "TCP"},
         {"name": "idle", "port": 5433, "protocol": "TCP"},
     ]);
-    let mut world = World::new(listeners);
-    world.add_route("TLSRoute", "infra", "one", json!({}), &["a.b", "a.c"]);
-    world.add_route("TLSRoute", "infra", "two", json!({}), &["*.x.b"]);
-    world.add_route("TCPRoute", "infra", "db", json!({"sectionName": "tcp"}), &[]);
-    world.add_route("TCPRoute", "infra", "late", json!({"sectionName": "tcp"}), &[]);
-    let resolved = world.resolve_all();
+    let mut fixture = ClusterFixture::new(listeners);
+    fixture.add_route("TLSRoute", "infra", "one", json!({}), &["a.b", "a.c"]);
+    fixture.add_route("TLSRoute", "infra", "two", json!({}), &["*.x.b"]);
+    fixture.add_route("TCPRoute", "infra", "db", json!({"sectionName": "tcp"}), &[]);
+    fixture.add_route("TCPRoute", "infra", "late", json!({"sectionName": "tcp"}), &[]);
+    let resolved = fixture.resolve_all();
     let gateway = resolved.gateways.values().next().unwrap();
-    let Serves::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
+    let GatewayPortRules::Passthrough(rules) = &gateway.ports[0].serves else { panic!() };
     let shown: Vec<String> =
         rules.iter().map(|it| format!("{} {:?}", it.route.name, it.hostnames)).collect();
     assert_eq!(shown, ["one [Exact(a.b)]", "two [Below(x.b)]"]);
     let tcp = |index: usize| match &gateway.ports[index].serves {
-        Serves::Tcp(rule) => (rule.route.name.to_string(), rule.backends.len()),
+        GatewayPortRules::Tcp(rule) => (rule.route.name.to_string(), rule.backends.len()),
         other => panic!("{other:?}"),
     };
     assert_eq!(tcp(1), ("db".to_owned(), 1));

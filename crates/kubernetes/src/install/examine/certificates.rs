@@ -8,7 +8,7 @@ use kube::Client;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::{Finding, unreadable_finding};
+use super::{ExamineResult, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
@@ -17,7 +17,7 @@ pub(super) async fn check_issuer(
     client: &Client,
     namespace: &NamespaceName,
     now: SystemTime,
-) -> Finding {
+) -> ExamineResult {
     let secrets: ObjectApi<Secret> = ObjectApi::for_namespace(client.clone(), namespace);
     let found = match secrets.get_opt(&AUTHORITY_NAME).await {
         Ok(found) => found,
@@ -26,7 +26,7 @@ pub(super) async fn check_issuer(
     let data = found.and_then(|secret| secret.data).unwrap_or_default();
     let Some((key, certificates)) = SIGNERS.iter().find_map(|key| Some((*key, data.get(*key)?)))
     else {
-        return Finding::wrong(
+        return ExamineResult::wrong(
             format!("there is no Secret {namespace}/{AUTHORITY_SECRET} with a certificate"),
             "see the log of the control plane",
         );
@@ -38,14 +38,14 @@ pub(super) async fn check_issuer(
     // The first certificate is the signing one.
     match remaining_days(&certificates.0, now).first() {
         Some(Some(days)) if *days < DAYS_MIN_SIGNER && key == INTERMEDIATE => {
-            Finding::odd(format!("the intermediate CA expires in {days} days"), hint)
+            ExamineResult::odd(format!("the intermediate CA expires in {days} days"), hint)
         }
         Some(Some(days)) if *days < DAYS_MIN && key != INTERMEDIATE => {
-            Finding::odd(format!("the CA expires in {days} days"), hint)
+            ExamineResult::odd(format!("the CA expires in {days} days"), hint)
         }
-        Some(Some(days)) => Finding::Passed(format!("valid for {days} days")),
+        Some(Some(days)) => ExamineResult::Passed(format!("valid for {days} days")),
         Some(None) | None => {
-            Finding::wrong("its certificate is not valid: sidecars get no certificates", hint)
+            ExamineResult::wrong("its certificate is not valid: sidecars get no certificates", hint)
         }
     }
 }
@@ -55,14 +55,14 @@ pub(super) async fn check_roots(
     client: &Client,
     namespace: &NamespaceName,
     now: SystemTime,
-) -> Finding {
+) -> ExamineResult {
     let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
     let text = match maps.get_opt(&ROOTS_NAME).await {
         Ok(map) => map.and_then(|map| map.data).and_then(|mut data| data.remove("roots.pem")),
         Err(error) => return unreadable_finding(&error),
     };
     let Some(text) = text else {
-        return Finding::wrong(
+        return ExamineResult::wrong(
             format!("there is no ConfigMap {namespace}/{ROOTS_CONFIG_MAP} with roots"),
             "see the log of the control plane",
         );
@@ -70,11 +70,11 @@ pub(super) async fn check_roots(
     let hint = "replace the root: see `leno ca --help`";
     let ends: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
     match ends.iter().max() {
-        None => Finding::wrong("none is valid", hint),
+        None => ExamineResult::wrong("none is valid", hint),
         Some(days) if *days < DAYS_MIN => {
-            Finding::odd(format!("the last one expires in {days} days"), hint)
+            ExamineResult::odd(format!("the last one expires in {days} days"), hint)
         }
-        Some(days) => Finding::Passed(format!("{}, valid for {days} days", ends.len())),
+        Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", ends.len())),
     }
 }
 
@@ -82,20 +82,20 @@ pub(super) async fn check_roots(
 pub(super) fn check_bundle(
     configuration: Option<&MutatingWebhookConfiguration>,
     now: SystemTime,
-) -> Finding {
+) -> ExamineResult {
     let webhooks = configuration.and_then(|it| it.webhooks.as_ref()).into_iter().flatten();
     let bundles = webhooks.filter_map(|webhook| webhook.client_config.ca_bundle.as_ref());
     // A bundle is valid as long as any of its certificates.
     let ends = bundles.map(|bundle| remaining_days(&bundle.0, now).into_iter().flatten().max());
     match ends.min() {
-        Some(Some(days)) if days < DAYS_MIN => Finding::odd(
+        Some(Some(days)) if days < DAYS_MIN => ExamineResult::odd(
             format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
             "see the log of the control plane, which renews it a year before expiry",
         ),
-        Some(Some(days)) => Finding::Passed(format!(
+        Some(Some(days)) => ExamineResult::Passed(format!(
             "pods get sidecars; the webhook's CA bundle is valid for {days} days"
         )),
-        Some(None) | None => Finding::wrong(
+        Some(None) | None => ExamineResult::wrong(
             "the webhook's CA bundle is not valid",
             "see the log of the control plane",
         ),

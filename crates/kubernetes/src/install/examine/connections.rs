@@ -9,7 +9,7 @@ use kube::{Client, ResourceExt as _};
 use leno_model::SidecarConnections;
 use tokio::time::{Instant, sleep};
 
-use super::{Finding, summarize_names, unreadable_finding};
+use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::status::noted_connections;
 use crate::words::CONTROL_NAME;
@@ -24,7 +24,7 @@ pub(super) async fn check_connections(
     control: &Deployment,
     pods: &[Pod],
     are_more: bool,
-) -> Finding {
+) -> ExamineResult {
     let leases: ObjectApi<Lease> = ObjectApi::for_namespace(client.clone(), namespace);
     let replicas = control.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
     let replicas = usize::try_from(replicas).unwrap_or(0);
@@ -43,10 +43,10 @@ pub(super) async fn check_connections(
         }
         return match (fresh, known) {
             (_, Some(known)) => compare_connections(&known, replicas, pods, are_more),
-            (Some(_), None) => Finding::Passed(
+            (Some(_), None) => ExamineResult::Passed(
                 "not reported yet by the control plane that holds the Lease".to_owned(),
             ),
-            (None, None) => Finding::odd(
+            (None, None) => ExamineResult::odd(
                 "no control plane holds the Lease leno-control, so connected sidecars are not \
                  reported",
                 format!("see `kubectl -n {namespace} logs deployment/leno-control`"),
@@ -73,9 +73,9 @@ fn compare_connections(
     replicas: usize,
     pods: &[Pod],
     are_more: bool,
-) -> Finding {
+) -> ExamineResult {
     if !knows_all(known, replicas) {
-        return Finding::odd(
+        return ExamineResult::odd(
             format!(
                 "the control plane that holds the Lease has reports from {} of {replicas} control \
                  planes",
@@ -96,14 +96,14 @@ fn compare_connections(
     let names: Vec<String> =
         known.disconnected.iter().map(ToString::to_string).filter(runs).collect();
     let Some(first) = names.first() else {
-        return Finding::Passed(
+        return ExamineResult::Passed(
             "each ready pod's sidecar is connected to a control plane".to_owned(),
         );
     };
     // The pods that the control plane counts beyond its list are unnamed.
     let count = names.len() + known.count.saturating_sub(known.disconnected.len());
     let (namespace, pod) = first.split_once('/').unwrap_or(("default", first));
-    Finding::wrong(
+    ExamineResult::wrong(
         format!(
             "the sidecars of {} are connected to no control plane and receive no changes and no \
              new certificates ({count} in ready pods)",
@@ -148,7 +148,7 @@ mod tests {
         ];
         let check = |known: &SidecarConnections, replicas, more, is_wrong, words: &str| {
             let found = compare_connections(known, replicas, &pods, more);
-            assert_eq!(matches!(found, Finding::Failed(_)), is_wrong, "{found}");
+            assert_eq!(matches!(found, ExamineResult::Failed(_)), is_wrong, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };
         check(

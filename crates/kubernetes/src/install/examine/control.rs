@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt as _};
 
-use super::{Finding, summarize_names, unreadable_finding};
+use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::install::apply::incomplete_rollout;
 use crate::install::{PART_OF, PART_OF_LABEL};
@@ -17,12 +17,12 @@ use crate::words::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
 pub(super) async fn find_control_plane(
     client: &Client,
     namespace: Option<&NamespaceName>,
-) -> Result<(NamespaceName, Deployment), Finding> {
+) -> Result<(NamespaceName, Deployment), ExamineResult> {
     let Some(namespace) = namespace else { return find_in_cluster(client).await };
     let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
     match deployments.get_opt(&CONTROL_NAME).await {
         Ok(Some(deployment)) => Ok((namespace.clone(), deployment)),
-        Ok(None) => Err(Finding::odd(
+        Ok(None) => Err(ExamineResult::odd(
             format!("there is none in {namespace}"),
             format!("`leno install -n {namespace} --apply` installs it"),
         )),
@@ -30,7 +30,7 @@ pub(super) async fn find_control_plane(
     }
 }
 
-async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), Finding> {
+async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), ExamineResult> {
     let all: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
     let ours = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
     let listed = match all.list(&ListParams::default().labels(&ours)).await {
@@ -44,7 +44,7 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
     let mut found = listed.into_iter().filter(|it| it.name_any() == CONTROL);
     let others: Vec<String>;
     match (found.next(), found) {
-        (None, _) => Err(Finding::odd("there is none", "`leno install --apply` installs it")),
+        (None, _) => Err(ExamineResult::odd("there is none", "`leno install --apply` installs it")),
         (Some(first), rest) => {
             others = rest.filter_map(|it| it.namespace()).collect();
             let namespace = first.namespace().unwrap_or_default();
@@ -53,7 +53,7 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
                     Ok(namespace) => Ok((namespace, first)),
                     Err(error) => Err(unreadable_finding(&error.into())),
                 },
-                others => Err(Finding::wrong(
+                others => Err(ExamineResult::wrong(
                     format!(
                         "there is one in each of the namespaces {namespace}, {}, and they share \
                          CRDs and webhook",
@@ -67,10 +67,10 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
 }
 
 /// Checks that all its pods are available.
-pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> Finding {
+pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> ExamineResult {
     match incomplete_rollout(deployment) {
-        None => Finding::Passed(format!("all pods are ready, in {namespace}")),
-        Some(lacks) => Finding::wrong(
+        None => ExamineResult::Passed(format!("all pods are ready, in {namespace}")),
+        Some(lacks) => ExamineResult::wrong(
             lacks,
             format!("see `kubectl -n {namespace} describe pods` and their logs"),
         ),
@@ -78,7 +78,7 @@ pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> Fi
 }
 
 /// Checks the nodes of the control planes: each has its own if enough nodes are schedulable.
-pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> Finding {
+pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> ExamineResult {
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
     let ours = ListParams::default()
         .labels(&format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}"))
@@ -94,7 +94,7 @@ pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> 
     }
 }
 
-fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
+fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult {
     let staying = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
     let mut by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for pod in staying {
@@ -123,7 +123,7 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
     let free: Vec<String> = free.filter(|name| !by_node.contains_key(name.as_str())).collect();
     let crowded = by_node.iter().find(|(_, pods)| pods.len() > 1);
     match (crowded, free.first()) {
-        (Some((node, pods)), Some(_)) => Finding::odd(
+        (Some((node, pods)), Some(_)) => ExamineResult::odd(
             format!(
                 "{} of them share the node {node}, and {} could run one: a failure of {node} stops \
                  all of them",
@@ -132,11 +132,11 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> Finding {
             ),
             format!("delete one: `kubectl -n {namespace} delete pod {}`", pods[0]),
         ),
-        (Some((node, pods)), None) => Finding::Passed(format!(
+        (Some((node, pods)), None) => ExamineResult::Passed(format!(
             "{} share the node {node}, and no other node can run them",
             pods.len()
         )),
-        (None, _) => Finding::Passed(format!("on {} nodes", by_node.len())),
+        (None, _) => ExamineResult::Passed(format!("on {} nodes", by_node.len())),
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
         let both = [pod_on_node("a", "n1"), pod_on_node("b", "n1")];
         let check = |pods: &[Pod], nodes: &[Node], is_well: bool, words: &str| {
             let found = compare_nodes("leno-system", pods, nodes);
-            assert_eq!(matches!(found, Finding::Passed(_)), is_well, "{found}");
+            assert_eq!(matches!(found, ExamineResult::Passed(_)), is_well, "{found}");
             assert!(found.to_string().contains(words), "{found}");
         };
         let nodes = [first.clone(), second.clone()];

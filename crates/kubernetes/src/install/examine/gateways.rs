@@ -8,22 +8,22 @@ use kube::{Client, ResourceExt as _};
 use leno_registry::ServedKind;
 use serde_json::Value;
 
-use super::{Finding, summarize_names, unreadable_finding};
+use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::ApiError;
 use crate::gateway::EDGE_KINDS;
 use crate::install::Installed;
-use crate::source::{Found, find_version};
-use crate::status::Form;
+use crate::source::{DiscoveredKind, find_version};
+use crate::status::StatusForm;
 use crate::words::GATEWAY_CONTROLLER;
 
 /// Checks for Gateways of our class that no control plane serves.
-pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> Finding {
+pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> ExamineResult {
     if Installed::from_deployment(control).gateways {
-        return Finding::Passed("the control plane serves them".to_owned());
+        return ExamineResult::Passed("the control plane serves them".to_owned());
     }
     match of_our_class(client).await {
-        Ok(all) if all.is_empty() => Finding::Passed("none to serve".to_owned()),
-        Ok(all) => Finding::odd(
+        Ok(all) if all.is_empty() => ExamineResult::Passed("none to serve".to_owned()),
+        Ok(all) => ExamineResult::odd(
             format!(
                 "no control plane serves {}: the mesh is installed without gateways",
                 summarize_names(&all)
@@ -37,14 +37,15 @@ pub(super) async fn check_gateways(client: &Client, control: &Deployment) -> Fin
 async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
     let (mut classes, mut gateways) = (BTreeSet::new(), Vec::new());
     for kind in EDGE_KINDS {
-        let form = Form::for_kind(kind);
-        if !matches!(form, Form::Class | Form::Gateway) {
+        let form = StatusForm::for_kind(kind);
+        if !matches!(form, StatusForm::Class | StatusForm::Gateway) {
             continue;
         }
         for object in all_of(client, kind).await? {
             let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
             let name = object.name_any();
-            if form == Form::Class && text("/spec/controllerName") == Some(GATEWAY_CONTROLLER) {
+            if form == StatusForm::Class && text("/spec/controllerName") == Some(GATEWAY_CONTROLLER)
+            {
                 classes.insert(name);
             } else if text("/spec/gatewayClassName").is_some_and(|it| classes.contains(it)) {
                 gateways.push(format!("{}/{name}", object.namespace().unwrap_or_default()));
@@ -56,7 +57,9 @@ async fn of_our_class(client: &Client) -> Result<Vec<String>, ApiError> {
 
 /// Returns the objects of a kind; none where the cluster does not have the kind.
 async fn all_of(client: &Client, kind: ServedKind) -> Result<Vec<DynamicObject>, ApiError> {
-    let Found::Served(found) = find_version(client, kind).await? else { return Ok(Vec::new()) };
+    let DiscoveredKind::Served(found) = find_version(client, kind).await? else {
+        return Ok(Vec::new());
+    };
     Ok(found.0.list(&ListParams::default()).await?.items)
 }
 
@@ -94,9 +97,9 @@ mod tests {
         let found = check_gateways(&server.client, &control(json!([]))).await.to_string();
         assert!(found.starts_with("no control plane serves shop/a: the mesh"), "{found}");
         let found = check_gateways(&server.client, &control(json!(["--gateways"]))).await;
-        assert!(matches!(found, Finding::Passed(_)), "{found}");
+        assert!(matches!(found, ExamineResult::Passed(_)), "{found}");
         server.store.lock().unwrap().objects.insert(format!("{api}/gateways"), list(json!([])));
         let found = check_gateways(&server.client, &control(json!([]))).await;
-        assert!(matches!(found, Finding::Passed(_)), "{found}");
+        assert!(matches!(found, ExamineResult::Passed(_)), "{found}");
     }
 }

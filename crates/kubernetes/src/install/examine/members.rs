@@ -11,9 +11,9 @@ use kube::{Client, ResourceExt as _};
 use serde_json::Value;
 
 use super::connections::check_connections;
-use super::{Finding, summarize_names, unreadable_finding};
+use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::inject::{Demand, NamespaceFacts, decide_injection};
+use crate::inject::{InjectionTrigger, NamespaceFacts, decide_injection};
 use crate::install::Installed;
 use crate::status::event::shorten_middle;
 use crate::webhook::INJECTOR;
@@ -27,7 +27,7 @@ pub(super) async fn check_sidecars(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
-) -> Vec<(&'static str, Finding)> {
+) -> Vec<(&'static str, ExamineResult)> {
     let pods: ObjectApi<Pod> = ObjectApi::for_all_namespaces(client.clone());
     let with_sidecar = format!("{MESHED}={MESHED_BY_SIDECAR}");
     let running = ListParams::default().labels(&with_sidecar).fields(RUNNING).limit(PODS_MAX);
@@ -41,7 +41,7 @@ pub(super) async fn check_sidecars(
     let spec = control.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let ours = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
     let more = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
-    let members = Members { pods: &pods.items, more };
+    let members = SidecarPods { pods: &pods.items, more };
     let mut found = vec![
         ("sidecars", members.check_images(ours)),
         ("redirection of pods", members.check_redirection(Installed::from_deployment(control).cni)),
@@ -55,13 +55,13 @@ pub(super) async fn check_sidecars(
 }
 
 /// Pods with a sidecar.
-struct Members<'a> {
+struct SidecarPods<'a> {
     pods: &'a [Pod],
     /// True if the list is truncated.
     more: bool,
 }
 
-impl Members<'_> {
+impl SidecarPods<'_> {
     fn describe_count(&self) -> String {
         match self.more {
             true => format!("the first {}", self.pods.len()),
@@ -73,16 +73,16 @@ impl Members<'_> {
         self.pods.iter().filter(|pod| are(pod)).map(pod_path).collect()
     }
 
-    fn check_images(&self, ours: &str) -> Finding {
+    fn check_images(&self, ours: &str) -> ExamineResult {
         let (looked, others) = (
             self.describe_count(),
             self.names_where(|pod| sidecar_image(pod).is_some_and(|it| it != ours)),
         );
         match others.as_slice() {
-            [] => {
-                Finding::Passed(format!("{looked}, none of another image than the control plane's"))
-            }
-            others => Finding::odd(
+            [] => ExamineResult::Passed(format!(
+                "{looked}, none of another image than the control plane's"
+            )),
+            others => ExamineResult::odd(
                 format!(
                     "{} of {looked} have another image than {ours}: {}",
                     others.len(),
@@ -95,13 +95,13 @@ impl Members<'_> {
 
     /// Checks for sidecars that have not started: they have no certificate because they cannot reach the
     /// control plane.
-    fn check_serving(&self, name_servers: &[String]) -> Vec<Finding> {
+    fn check_serving(&self, name_servers: &[String]) -> Vec<ExamineResult> {
         let without_names =
             self.names_where(|pod| !is_serving(pod) && !can_resolve(pod, name_servers));
         let silent = self.names_where(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
         let mut found = Vec::new();
         if let [_, ..] = without_names.as_slice() {
-            found.push(Finding::wrong(
+            found.push(ExamineResult::wrong(
                 format!(
                     "the sidecars of {} are not ready, and the DNS policy of their pods omits the \
                      cluster's DNS server, which resolves the control plane's name, or its search \
@@ -114,7 +114,7 @@ impl Members<'_> {
             ));
         }
         if let [_, ..] = silent.as_slice() {
-            found.push(Finding::odd(
+            found.push(ExamineResult::odd(
                 format!(
                     "{} of {} are not ready: {}",
                     silent.len(),
@@ -125,12 +125,12 @@ impl Members<'_> {
             ));
         }
         if found.is_empty() {
-            found.push(Finding::Passed(self.describe_count()));
+            found.push(ExamineResult::Passed(self.describe_count()));
         }
         found
     }
 
-    fn check_redirection(&self, by_plugin: bool) -> Finding {
+    fn check_redirection(&self, by_plugin: bool) -> ExamineResult {
         let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
         let others = self.names_where(|pod| is_by_plugin(pod) != by_plugin);
         let (now, before) = match by_plugin {
@@ -138,8 +138,8 @@ impl Members<'_> {
             false => ("an init container", "the network plugin of their node"),
         };
         match others.as_slice() {
-            [] => Finding::Passed(format!("by {now}")),
-            others => Finding::odd(
+            [] => ExamineResult::Passed(format!("by {now}")),
+            others => ExamineResult::odd(
                 format!("by {before} in {}, and by {now} in new pods", summarize_names(others)),
                 "restart their workloads",
             ),
@@ -148,7 +148,7 @@ impl Members<'_> {
 
     /// Checks the trust roots. A root rotation reaches running sidecars; the root of another installation does
     /// not.
-    fn check_roots(&self, roots: &str) -> Finding {
+    fn check_roots(&self, roots: &str) -> ExamineResult {
         let ours = split_certificates(roots);
         let others = self.names_where(|pod| {
             let theirs =
@@ -156,11 +156,11 @@ impl Members<'_> {
             !theirs.is_empty() && theirs.is_disjoint(&ours)
         });
         match others.as_slice() {
-            [] => Finding::Passed(format!(
+            [] => ExamineResult::Passed(format!(
                 "{} started with a root of the mesh",
                 self.describe_count()
             )),
-            others => Finding::odd(
+            others => ExamineResult::odd(
                 format!(
                     "{} of {} started with none of the roots of the mesh: {}",
                     others.len(),
@@ -174,7 +174,7 @@ impl Members<'_> {
 }
 
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
-pub(super) async fn held_back(client: &Client) -> Finding {
+pub(super) async fn held_back(client: &Client) -> ExamineResult {
     match held_sets(client).await {
         Ok((sets, lacking, events)) => check_blocked(&sets, &lacking, &events),
         Err(error) => unreadable_finding(&error),
@@ -185,7 +185,7 @@ pub(super) async fn held_back(client: &Client) -> Finding {
 /// events, which count while they lack pods.
 async fn held_sets(
     client: &Client,
-) -> Result<(Vec<ReplicaSet>, Vec<Lacking>, Vec<Event>), ApiError> {
+) -> Result<(Vec<ReplicaSet>, Vec<MissingPods>, Vec<Event>), ApiError> {
     let sets: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
     let stateful: ObjectApi<StatefulSet> = ObjectApi::for_all_namespaces(client.clone());
     let daemons: ObjectApi<DaemonSet> = ObjectApi::for_all_namespaces(client.clone());
@@ -197,12 +197,12 @@ async fn held_sets(
         let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
         let wanted = spec.replicas.unwrap_or(1);
         (status.map_or(0, |status| status.replicas) < wanted)
-            .then(|| Lacking::for_object("StatefulSet", set))
+            .then(|| MissingPods::for_object("StatefulSet", set))
     }));
     lacking.extend(daemons.list(&all).await?.items.iter().filter_map(|set| {
         let status = set.status.as_ref()?;
         let lacks = status.current_number_scheduled < status.desired_number_scheduled;
-        lacks.then(|| Lacking::for_object("DaemonSet", set))
+        lacks.then(|| MissingPods::for_object("DaemonSet", set))
     }));
     lacking.extend(jobs.list(&all).await?.items.iter().filter_map(|job| {
         let status = job.status.as_ref();
@@ -210,7 +210,7 @@ async fn held_sets(
         let is_over =
             |it: &JobCondition| ["Complete", "Failed"].contains(&&*it.type_) && it.status == "True";
         let runs = status.and_then(|status| status.active).unwrap_or(0) > 0;
-        (!runs && !conditions().any(is_over)).then(|| Lacking::for_object("Job", job))
+        (!runs && !conditions().any(is_over)).then(|| MissingPods::for_object("Job", job))
     }));
     let failed = ListParams::default().fields("reason=FailedCreate").limit(EVENTS_MAX);
     let events = events.list(&failed).await?.items;
@@ -218,13 +218,13 @@ async fn held_sets(
 }
 
 /// An object with fewer pods than desired.
-struct Lacking {
+struct MissingPods {
     /// Kind, namespace and name.
     object: String,
     uid: Option<String>,
 }
 
-impl Lacking {
+impl MissingPods {
     fn for_object(kind: &str, object: &impl kube::ResourceExt) -> Self {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         Self { object: format!("{kind} {namespace}/{name}"), uid: object.uid() }
@@ -247,7 +247,7 @@ fn last_occurrence(event: &Event) -> Option<Timestamp> {
     series.map(|time| time.0).or(last).or_else(once)
 }
 
-fn check_blocked(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> Finding {
+fn check_blocked(sets: &[ReplicaSet], lacking: &[MissingPods], events: &[Event]) -> ExamineResult {
     let failure = |set: &ReplicaSet| {
         let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
         let failed = conditions.find(|it| it.type_ == "ReplicaFailure" && it.status == "True")?;
@@ -259,8 +259,8 @@ fn check_blocked(sets: &[ReplicaSet], lacking: &[Lacking], events: &[Event]) -> 
     let held: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
     let names: Vec<String> = held.iter().map(|(name, _)| name.clone()).collect();
     match held.first() {
-        None => Finding::Passed("none".to_owned()),
-        Some((first, message)) => Finding::wrong(
+        None => ExamineResult::Passed("none".to_owned()),
+        Some((first, message)) => ExamineResult::wrong(
             format!("pods of {} are not created; of {first}: {message}", summarize_names(&names)),
             "correct the problem in the message; `kubectl describe` of each object shows its own",
         ),
@@ -327,7 +327,7 @@ pub(super) async fn check_namespaces(
     client: &Client,
     system: &str,
     control: &Deployment,
-) -> Finding {
+) -> ExamineResult {
     let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
     let listed = match namespaces.list(&ListParams::default()).await {
         Ok(listed) => listed.items,
@@ -337,11 +337,11 @@ pub(super) async fn check_namespaces(
         listed.into_iter().filter(|namespace| is_injected(namespace, system)).collect();
     let closed: Vec<String> = injected.iter().filter_map(restrictive_standard).collect();
     match closed.as_slice() {
-        [_, ..] if !Installed::from_deployment(control).cni => Finding::wrong(
+        [_, ..] if !Installed::from_deployment(control).cni => ExamineResult::wrong(
             format!("pods need NET_ADMIN, which {} reject", summarize_names(&closed)),
             format!("run `leno install -n {system} --cni --apply`"),
         ),
-        _ => Finding::Passed(format!("{} with sidecar injection", injected.len())),
+        _ => ExamineResult::Passed(format!("{} with sidecar injection", injected.len())),
     }
 }
 
@@ -352,7 +352,7 @@ fn is_injected(namespace: &Namespace, system: &str) -> bool {
         labels: namespace.labels().clone(),
         annotations: namespace.annotations().clone(),
     };
-    matches!(decide_injection(&Value::Null, Demand::Namespace(&facts), system), Ok(None))
+    matches!(decide_injection(&Value::Null, InjectionTrigger::Namespace(&facts), system), Ok(None))
 }
 
 /// Returns the namespace and its Pod Security Standard if that forbids the capability.
@@ -414,8 +414,8 @@ mod tests {
         serde_json::from_value(pod).unwrap()
     }
 
-    fn assert_finding(finding: &Finding, is_well: bool, words: &str) {
-        assert_eq!(matches!(finding, Finding::Passed(_)), is_well, "{finding}");
+    fn assert_finding(finding: &ExamineResult, is_well: bool, words: &str) {
+        assert_eq!(matches!(finding, ExamineResult::Passed(_)), is_well, "{finding}");
         assert!(finding.to_string().contains(words), "{finding}");
     }
 
@@ -427,7 +427,7 @@ mod tests {
             sidecar_pod("a", true, "ClusterFirst", &old),
             sidecar_pod("b", true, "ClusterFirst", &both),
         ];
-        let members = Members { pods: &pods, more: false };
+        let members = SidecarPods { pods: &pods, more: false };
         assert_finding(&members.check_roots(&both), true, "2 started with a root of the mesh");
         assert_finding(
             &members.check_roots(&new),
@@ -448,7 +448,7 @@ mod tests {
             "2 of 2 have another image than leno:2",
         );
         let silent = [sidecar_pod("c", false, "ClusterFirst", &new)];
-        let members = Members { pods: &silent, more: false };
+        let members = SidecarPods { pods: &silent, more: false };
         assert_finding(&members.check_serving(&[])[0], false, "1 of 1 are not ready: shop/c");
         let searching = |name: &str, address: &str, searches: &[&str]| {
             let mut pod = sidecar_pod(name, false, "None", &new);
@@ -463,7 +463,7 @@ mod tests {
             named("f", "192.0.2.53"),
             named("g", "10.96.0.10"),
         ];
-        let members = Members { pods: &unresolved, more: false };
+        let members = SidecarPods { pods: &unresolved, more: false };
         let found = members.check_serving(&["10.96.0.10".to_owned()]);
         assert_eq!(found.len(), 2);
         assert_finding(
@@ -484,7 +484,7 @@ mod tests {
             searching("i", "10.96.0.10", &usual[..2]),
             searching("j", "10.96.0.10", &usual),
         ];
-        let members = Members { pods: &searching, more: false };
+        let members = SidecarPods { pods: &searching, more: false };
         let found = members.check_serving(&["10.96.0.10".to_owned()]);
         assert_finding(&found[0], false, "shop/h, shop/i are not ready, and the DNS policy");
         assert_finding(&found[0], false, "in spec.dnsConfig.searches");
@@ -524,7 +524,7 @@ mod tests {
         let (first, later) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
         for kind in ["StatefulSet", "DaemonSet", "Job"] {
             let object = format!("{kind} shop/held");
-            let lacking = || [Lacking { object: object.clone(), uid: Some("u".to_owned()) }];
+            let lacking = || [MissingPods { object: object.clone(), uid: Some("u".to_owned()) }];
             let words = format!("of {object} are not created; of {object}: admission webhook");
             assert_finding(
                 &check_blocked(&[], &lacking(), &[event("u", first, denied)]),

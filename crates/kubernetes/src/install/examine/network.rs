@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
 
-use super::{Finding, NODES_MAX, summarize_names, unreadable_finding};
+use super::{ExamineResult, NODES_MAX, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::install::Installed;
 use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
@@ -17,7 +17,7 @@ pub(super) async fn check_agents(
     client: &Client,
     namespace: &NamespaceName,
     control: &Deployment,
-) -> Finding {
+) -> ExamineResult {
     let wanted = Installed::from_deployment(control).cni;
     let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let set = match sets.get_opt(&CNI_NAME).await {
@@ -25,10 +25,10 @@ pub(super) async fn check_agents(
         Err(error) => return unreadable_finding(&error),
     };
     match (wanted, set) {
-        (false, None) => {
-            Finding::Passed("init containers of pods redirect connections to sidecars".to_owned())
-        }
-        (false, Some(_)) => Finding::odd(
+        (false, None) => ExamineResult::Passed(
+            "init containers of pods redirect connections to sidecars".to_owned(),
+        ),
+        (false, Some(_)) => ExamineResult::odd(
             format!(
                 "agents run on nodes (DaemonSet {CNI}/{CNI}), and the control plane does not use them"
             ),
@@ -37,7 +37,7 @@ pub(super) async fn check_agents(
                  daemonset {CNI}` removes them"
             ),
         ),
-        (true, None) => Finding::wrong(
+        (true, None) => ExamineResult::wrong(
             format!(
                 "the control plane has --cni, and there is no DaemonSet {CNI}/{CNI}: pods stay in Init"
             ),
@@ -47,11 +47,11 @@ pub(super) async fn check_agents(
     }
 }
 
-async fn check_running(client: &Client, set: &DaemonSet) -> Finding {
+async fn check_running(client: &Client, set: &DaemonSet) -> ExamineResult {
     let status = set.status.clone().unwrap_or_default();
     let (wanted, ready) = (status.desired_number_scheduled, status.number_ready);
     if ready >= wanted {
-        return Finding::Passed(format!("{ready} agents of {wanted} are ready"));
+        return ExamineResult::Passed(format!("{ready} agents of {wanted} are ready"));
     }
     let without = match without_agent(client).await {
         Ok(without) => without,
@@ -61,7 +61,7 @@ async fn check_running(client: &Client, set: &DaemonSet) -> Finding {
         [] => String::new(),
         places => format!("; there is none on {}", summarize_names(places)),
     };
-    Finding::wrong(
+    ExamineResult::wrong(
         format!("{ready} agents of {wanted} are ready{places}: pods do not start on those nodes"),
         format!("see `kubectl -n {CNI} get pods -o wide` and their logs"),
     )

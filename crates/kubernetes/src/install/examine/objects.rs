@@ -6,9 +6,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Client;
 use serde_json::Value;
 
-use super::{Finding, summarize_names, unreadable_finding};
+use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName};
-use crate::install::apply::Addressed;
+use crate::install::apply::ApiTarget;
 use crate::install::{InstallError, Installed, installation_manifests, left_out};
 use crate::status::event::shorten_middle;
 
@@ -27,55 +27,57 @@ pub(super) async fn desired_manifests(
 }
 
 /// Compares all objects of the kinds in [`COMPARED`].
-pub(super) async fn compare_objects(client: &Client, desired: &[Value]) -> Finding {
+pub(super) async fn compare_objects(client: &Client, desired: &[Value]) -> ExamineResult {
     let is_compared = |it: &&Value| COMPARED.iter().any(|kind| it["kind"] == *kind);
     let looks = desired.iter().filter(is_compared).map(|manifest| compare_object(client, manifest));
-    let looks: Vec<Result<Look, ApiError>> =
+    let looks: Vec<Result<ObjectComparison, ApiError>> =
         stream::iter(looks).buffered(CONCURRENT_MAX).collect().await;
     summarize_comparisons(looks)
 }
 
 /// The result for one object.
-struct Look {
+struct ObjectComparison {
     /// Kind and name.
     object: String,
     /// True for a CustomResourceDefinition of `leno.dev`.
     is_definition: bool,
     /// `None` for an object that does not exist.
-    differences: Option<Differences>,
+    differences: Option<ManifestDifferences>,
 }
 
-async fn compare_object(client: &Client, manifest: &Value) -> Result<Look, ApiError> {
+async fn compare_object(client: &Client, manifest: &Value) -> Result<ObjectComparison, ApiError> {
     let is_definition = manifest["kind"] == "CustomResourceDefinition";
-    let addressed = Addressed::from_manifest(client, manifest).map_err(|error| match error {
+    let addressed = ApiTarget::from_manifest(client, manifest).map_err(|error| match error {
         InstallError::Api { said, .. } => ApiError::Client(said),
         error => ApiError::Client(error.to_string()),
     })?;
-    let Addressed { object, name, api } = addressed;
+    let ApiTarget { object, name, api } = addressed;
     let differences = match api.get_opt(&name).await? {
         Some(found) => {
             let found = serde_json::to_value(found).unwrap_or_default();
-            Some(Differences::between(manifest, &found))
+            Some(ManifestDifferences::between(manifest, &found))
         }
         // The cluster may lack its kind or its namespace, and `kinds` reports missing definitions.
-        None if is_definition || left_out(manifest).is_some() => Some(Differences::default()),
+        None if is_definition || left_out(manifest).is_some() => {
+            Some(ManifestDifferences::default())
+        }
         None => None,
     };
-    Ok(Look { object, is_definition, differences })
+    Ok(ObjectComparison { object, is_definition, differences })
 }
 
-fn summarize_comparisons(looks: Vec<Result<Look, ApiError>>) -> Finding {
+fn summarize_comparisons(looks: Vec<Result<ObjectComparison, ApiError>>) -> ExamineResult {
     let count = looks.len();
     let (mut wrong, mut odd, mut unread) = (Vec::new(), Vec::new(), None);
     for look in looks {
-        let Look { object, is_definition, differences } = match look {
+        let ObjectComparison { object, is_definition, differences } = match look {
             Ok(look) => look,
             Err(error) => {
                 unread = Some(error);
                 continue;
             }
         };
-        let Some(Differences { lacks, more }) = differences else {
+        let Some(ManifestDifferences { lacks, more }) = differences else {
             wrong.push(format!("{object} is absent"));
             continue;
         };
@@ -88,23 +90,25 @@ fn summarize_comparisons(looks: Vec<Result<Look, ApiError>>) -> Finding {
         }
     }
     match (wrong.as_slice(), odd.as_slice(), unread) {
-        ([], [], None) => Finding::Passed(format!("{count} match the output of `leno install`")),
-        (wrong @ [_, ..], ..) => Finding::wrong(summarize_names(wrong), AGAIN),
-        (_, odd @ [_, ..], _) => Finding::odd(summarize_names(odd), AGAIN),
+        ([], [], None) => {
+            ExamineResult::Passed(format!("{count} match the output of `leno install`"))
+        }
+        (wrong @ [_, ..], ..) => ExamineResult::wrong(summarize_names(wrong), AGAIN),
+        (_, odd @ [_, ..], _) => ExamineResult::odd(summarize_names(odd), AGAIN),
         (_, _, Some(error)) => unreadable_finding(&error),
     }
 }
 
 /// The fields in which an object differs from its manifest.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Differences {
+pub(super) struct ManifestDifferences {
     /// Fields that are absent or have another value.
     pub(super) lacks: Vec<String>,
     /// Lists with additional entries.
     pub(super) more: Vec<String>,
 }
 
-impl Differences {
+impl ManifestDifferences {
     /// Compares all fields except `metadata`, which has other writers as well.
     pub(super) fn between(manifest: &Value, found: &Value) -> Self {
         let mut all = Self::default();
@@ -167,12 +171,12 @@ impl Differences {
 }
 
 fn covers_list(desired: &Value, found: &Value) -> bool {
-    let mut all = Differences::default();
+    let mut all = ManifestDifferences::default();
     match desired {
         Value::Object(_) | Value::Array(_) => all.compare_values("", desired, found),
         desired => return is_same(desired, found),
     }
-    all == Differences::default()
+    all == ManifestDifferences::default()
 }
 
 /// Compares two values. The API server may write a number in another form.
@@ -220,12 +224,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::install::Options;
+    use crate::install::InstallOptions;
     use crate::testing::Server;
 
-    fn test_options() -> Options {
+    fn test_options() -> InstallOptions {
         let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
-        Options { gateways: true, ..Options::new("leno:test".to_owned(), domain) }
+        InstallOptions { gateways: true, ..InstallOptions::new("leno:test".to_owned(), domain) }
     }
 
     /// Returns the first object of a kind, as installed.
@@ -234,7 +238,7 @@ mod tests {
     }
 
     fn assert_differences(manifest: &Value, found: &Value, lacks: &[&str], more: &[&str]) {
-        let all = Differences::between(manifest, found);
+        let all = ManifestDifferences::between(manifest, found);
         assert_eq!((all.lacks, all.more), (to_strings(lacks), to_strings(more)));
     }
 
@@ -298,7 +302,7 @@ mod tests {
         assert_differences(&manifest, &other, &["rules[0] is absent"], &[]);
         let mut other = manifest.clone();
         other["rules"][0]["verbs"] = json!(["get"]);
-        assert!(!Differences::between(&manifest, &other).lacks.is_empty());
+        assert!(!ManifestDifferences::between(&manifest, &other).lacks.is_empty());
     }
 
     #[tokio::test]
@@ -306,20 +310,20 @@ mod tests {
         let server = Server::start_server().await;
         let desired = installation_manifests(&test_options());
         for manifest in &desired {
-            let Addressed { name, api, .. } =
-                Addressed::from_manifest(&server.client, manifest).unwrap();
+            let ApiTarget { name, api, .. } =
+                ApiTarget::from_manifest(&server.client, manifest).unwrap();
             let object = serde_json::from_value(manifest.clone()).unwrap();
             assert_eq!(object_name(&object), &*name);
             api.create(&kube::api::PostParams::default(), &object).await.unwrap();
         }
         let found = compare_objects(&server.client, &desired).await;
-        assert!(matches!(found, Finding::Passed(_)), "{found}");
+        assert!(matches!(found, ExamineResult::Passed(_)), "{found}");
         let is_binding =
             |path: &String| path.contains("clusterrolebindings") && path.ends_with("/leno-control");
         let path = server.store.lock().unwrap().objects.keys().find(|it| is_binding(it)).cloned();
         server.store.lock().unwrap().objects.remove(&path.unwrap()).unwrap();
         let found = compare_objects(&server.client, &desired).await;
-        assert!(matches!(found, Finding::Failed(_)), "{found}");
+        assert!(matches!(found, ExamineResult::Failed(_)), "{found}");
         assert!(found.to_string().contains("ClusterRoleBinding leno-control is absent"), "{found}");
     }
 

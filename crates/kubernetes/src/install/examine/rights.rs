@@ -5,10 +5,10 @@ use kube::Client;
 use kube::api::PostParams;
 use serde_json::json;
 
-use super::{Finding, unreadable_finding};
+use super::{ExamineResult, unreadable_finding};
 use crate::api::ObjectApi;
 
-pub(super) async fn check_permissions(client: &Client) -> Finding {
+pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
     let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::for_all_namespaces(client.clone());
     let mut lacking = Vec::new();
     for (group, resource) in INSTALLED {
@@ -18,14 +18,14 @@ pub(super) async fn check_permissions(client: &Client) -> Finding {
         }));
         let Ok(review) = review else { continue };
         match reviews.create(&PostParams::default(), &review).await {
-            Ok(answer) if answer.status.as_ref().is_some_and(|status| status.allowed) => {}
+            Ok(response) if response.status.as_ref().is_some_and(|status| status.allowed) => {}
             Ok(_) => lacking.push(*resource),
             Err(error) => return unreadable_finding(&error),
         }
     }
     match lacking.as_slice() {
-        [] => Finding::Passed("granted".to_owned()),
-        lacking => Finding::odd(
+        [] => ExamineResult::Passed("granted".to_owned()),
+        lacking => ExamineResult::odd(
             format!("not permitted to create {}", lacking.join(", ")),
             "get the permissions of cluster-admin before you install or upgrade",
         ),

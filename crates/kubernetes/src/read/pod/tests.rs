@@ -172,7 +172,7 @@ fn a_pod_in_the_network_of_its_node_is_an_endpoint_without_a_sidecar() {
     ];
     // The container name alone does not count there: connections are not redirected.
     let found = read_pod(&pod_with_changes(&changes)).unwrap().unwrap();
-    assert!(!found.choices.says_something(), "it has no choice");
+    assert!(!found.sidecar_settings.says_something(), "it has no choice");
     let found = found.workload;
     assert!(!found.sidecar && found.ready);
     assert_eq!(found.address.to_string(), "192.0.2.7");
@@ -218,8 +218,8 @@ fn the_account_is_default_when_none_is_named_and_never_that_of_the_control_plane
         ("/metadata/namespace", json!("leno-system")),
         ("/spec/serviceAccountName", json!("leno-control")),
     ];
-    let refused = read_pod(&pod_with_changes(&taken)).unwrap_err().to_string();
-    assert!(refused.starts_with("Pod leno-system/reviews-7d4-x2: spec.serviceAccountName:"));
+    let rejected = read_pod(&pod_with_changes(&taken)).unwrap_err().to_string();
+    assert!(rejected.starts_with("Pod leno-system/reviews-7d4-x2: spec.serviceAccountName:"));
 }
 
 #[test]

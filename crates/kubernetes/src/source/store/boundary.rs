@@ -8,7 +8,7 @@ use leno_model::{
 };
 use leno_registry::NODE_NETWORK_LABEL;
 
-use super::{ObjectStore, Origin, smallest_name};
+use super::{ObjectOrigin, ObjectStore, smallest_name};
 use crate::read::{matches_selector, with_target_ports};
 
 impl ObjectStore {
@@ -17,7 +17,7 @@ impl ObjectStore {
         let mut boundary = false;
         for key in keys {
             boundary |= matches!(key, ObjectKey::Ingress(_));
-            self.unjudged |= matches!(key, ObjectKey::HttpRouteGroup(_));
+            self.statuses_stale |= matches!(key, ObjectKey::HttpRouteGroup(_));
             if matches!(key, ObjectKey::AccessCert(_) | ObjectKey::MeshConfig) {
                 self.external_principals.mark_changed();
             }
@@ -34,14 +34,14 @@ impl ObjectStore {
     /// Returns true if a workload is behind a service that is the source of an ingress policy.
     pub(super) fn is_let_in(&self, workload: &Workload) -> bool {
         let near = self.services.may_select(workload).chain(self.listed.may_select(workload));
-        let mut near = near.filter(|it| self.let_in.contains(&it.name));
+        let mut near = near.filter(|it| self.ingress_sources.contains(&it.name));
         near.any(|service| matches_selector(&service.selector, &workload.labels))
     }
 
     /// Marks statuses as changed if the pods behind the services of an ingress policy change.
     pub(super) fn touch_openings(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         let shape = |it: &Workload| (it.labels.clone(), it.ports.clone(), it.sidecar);
-        if self.unjudged || before.map(shape) == now.map(shape) {
+        if self.statuses_stale || before.map(shape) == now.map(shape) {
             return;
         }
         let near = |it: &Workload| -> BTreeSet<ServiceName> {
@@ -53,9 +53,10 @@ impl ObjectStore {
             let names = backends.iter().map(|it| service_of(policy, it));
             names.into_iter().any(|name| near.contains(&name))
         };
-        let is_source = near.iter().any(|name| self.let_in.contains(name));
-        self.unjudged |= is_source
-            || (!near.is_empty() && self.customs.all().filter_map(as_ingress).any(is_named));
+        let is_source = near.iter().any(|name| self.ingress_sources.contains(name));
+        self.statuses_stale |= is_source
+            || (!near.is_empty()
+                && self.custom_resources.all().filter_map(as_ingress).any(is_named));
     }
 
     /// Returns the pods that a service selects.
@@ -72,8 +73,10 @@ impl ObjectStore {
 
     /// Returns the reason that a port of an ingress policy is not open: another policy takes precedence, or an
     /// object is missing.
-    pub(super) fn closed_reason(&self, origin: &Origin) -> Option<String> {
-        let Some(Object::Ingress(policy)) = self.customs.get_by_origin(origin) else { return None };
+    pub(super) fn closed_reason(&self, origin: &ObjectOrigin) -> Option<String> {
+        let Some(Object::Ingress(policy)) = self.custom_resources.get_by_origin(origin) else {
+            return None;
+        };
         for backend in &policy.backends {
             let same = |other: &IngressPolicy| {
                 let mut theirs = other.backends.iter();
@@ -81,7 +84,7 @@ impl ObjectStore {
                     && other.precedence() < policy.precedence()
                     && theirs.any(|it| (&it.service, it.port) == (&backend.service, backend.port))
             };
-            let others = self.customs.all().filter_map(as_ingress);
+            let others = self.custom_resources.all().filter_map(as_ingress);
             if let Some(first) = others.filter(|it| same(it)).min_by_key(|it| it.precedence()) {
                 return Some(format!(
                     "spec.backends: the {} opens port {} of {}; merge the sources of both",
@@ -92,8 +95,9 @@ impl ObjectStore {
                 return Some(format!("spec.backends: {problem}"));
             }
         }
-        let is_there =
-            |group: &RouteGroupName| self.customs.get(&ObjectKey::HttpRouteGroup(group.clone()));
+        let is_there = |group: &RouteGroupName| {
+            self.custom_resources.get(&ObjectKey::HttpRouteGroup(group.clone()))
+        };
         if let Some(group) = policy.groups.iter().find(|group| is_there(group).is_none()) {
             return Some(format!("spec.matches: there is no HTTPRouteGroup {group}"));
         }
@@ -153,30 +157,31 @@ impl ObjectStore {
         let near =
             self.services.may_select(pod).filter(|it| matches_selector(&it.selector, &pod.labels));
         let near: BTreeSet<&ServiceName> = near.map(|it| &it.name).collect();
-        let all = self.customs.all().filter_map(as_ingress);
+        let all = self.custom_resources.all().filter_map(as_ingress);
         let all = all.filter(|it| it.name.namespace == policy.name.namespace);
         let how = |it: &'a IngressPolicy| {
             let mut those = it.backends.iter();
             let found = those
                 .find(|one| one.port == backend.port && near.contains(&service_of(it, one)))?;
-            Some((it, found.entry.clone()))
+            Some((it, found.protocol.clone()))
         };
         let (first, entry) = all.filter_map(how).min_by_key(|(it, _)| it.precedence())?;
-        (entry != backend.entry).then(|| first.name.clone())
+        (entry != backend.protocol).then(|| first.name.clone())
     }
 
     fn touch_let_in(&mut self) {
         // Another policy may be in force or in conflict now.
-        self.unjudged = true;
-        let sources = self.customs.all().filter_map(as_ingress).flat_map(|policy| &policy.sources);
+        self.statuses_stale = true;
+        let sources =
+            self.custom_resources.all().filter_map(as_ingress).flat_map(|policy| &policy.sources);
         let services = sources.filter_map(|source| match source {
             IngressSource::Service(service) => Some(service.clone()),
             IngressSource::Range(_) | IngressSource::Principal(_) | IngressSource::Named(_) => None,
         });
         let now: BTreeSet<ServiceName> = services.collect();
-        let before = std::mem::replace(&mut self.let_in, now);
+        let before = std::mem::replace(&mut self.ingress_sources, now);
         let changed: Vec<ServiceName> =
-            before.symmetric_difference(&self.let_in).cloned().collect();
+            before.symmetric_difference(&self.ingress_sources).cloned().collect();
         for name in changed {
             let service = self.known_service(&name).cloned();
             self.touch_selected(&name, &[service.as_ref()]);

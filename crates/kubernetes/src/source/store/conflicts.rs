@@ -24,11 +24,11 @@ pub(super) struct ConflictIndex<'a> {
     tags: BTreeMap<TagScope, Vec<&'a TagRoute>>,
     published: BTreeMap<TagScope, &'a SermantRouteRule>,
     /// A cache of the tag rules in force at a port, which are needed for many objects.
-    deciding: RefCell<Deciding>,
+    deciding: RefCell<ObjectsByPort>,
 }
 
 /// Objects by the port of a service where they are in force.
-type Deciding = BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>;
+type ObjectsByPort = BTreeMap<(ServiceName, u16), Rc<[ObjectKey]>>;
 
 impl<'a> ConflictIndex<'a> {
     /// Adds an object. Within each kind, objects are added in order of their names.
@@ -191,14 +191,14 @@ impl ObjectStore {
         let splits = conflicts.splits.get(root).into_iter().flatten();
         let before = splits.filter(|it| it.goes_before(split));
         if let Some(first) = before.min_by_key(|it| it.precedence()) {
-            let (name, why) = (&first.name, first_because(first.created, split.created));
+            let (name, reason) = (&first.name, first_because(first.created, split.created));
             let first = Object::TrafficSplit((*first).clone());
             let problem = self
                 .missing_reference(&first)
                 .map(|it| format!("; it has an error of its own: {it}"));
             let problem = problem.unwrap_or_default();
             return Some(format!(
-                "TrafficSplit {name} is for the same service, and {why}{problem}"
+                "TrafficSplit {name} is for the same service, and {reason}{problem}"
             ));
         }
         let ports = self.ports_of_service(root, None);
@@ -226,8 +226,8 @@ impl ObjectStore {
         });
         let firsts: Option<Vec<_>> = firsts.collect();
         let first = *firsts?.first()?;
-        let (name, why) = (&first.name, first_because(first.created, policy.created));
-        Some(format!("Retry {name} applies to the same requests, and {why}"))
+        let (name, reason) = (&first.name, first_because(first.created, policy.created));
+        Some(format!("Retry {name} applies to the same requests, and {reason}"))
     }
 
     /// Returns the object that takes precedence over tag rules for all of their targets.
@@ -258,7 +258,7 @@ impl ObjectStore {
         let first = first?;
         Some(match &first {
             // A generated rule, without an object in the cluster.
-            ObjectKey::TagRoute(name) if self.customs.get(&first).is_none() => {
+            ObjectKey::TagRoute(name) if self.custom_resources.get(&first).is_none() => {
                 let service = service_of_preference(name)?;
                 format!("the traffic distribution of the Service {service} takes precedence")
             }
@@ -284,7 +284,8 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
         let preference = preference_name(service).and_then(|name| {
-            let is_written = self.customs.get(&ObjectKey::TagRoute(name.clone())).is_some();
+            let is_written =
+                self.custom_resources.get(&ObjectKey::TagRoute(name.clone())).is_some();
             self.zone_preference(&name).filter(|_| !is_written)
         });
         let near = TagScope::Service(service.clone(), None);

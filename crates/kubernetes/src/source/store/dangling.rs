@@ -26,7 +26,7 @@ impl ObjectStore {
                     }
                     TargetRule::Tcp { route } => {
                         let key = ObjectKey::TcpRoute(route.clone());
-                        let is_missing = self.customs.get(&key).is_none();
+                        let is_missing = self.custom_resources.get(&key).is_none();
                         let field = format!("spec.rules[{index}].name");
                         is_missing.then(|| (field, format!("there is no TCPRoute {route}")))
                     }
@@ -43,7 +43,7 @@ impl ObjectStore {
         groups: impl IntoIterator<Item = &'a RouteGroupName>,
     ) -> Option<(String, String)> {
         let is_missing = |group: &&RouteGroupName| {
-            self.customs.get(&ObjectKey::HttpRouteGroup((*group).clone())).is_none()
+            self.custom_resources.get(&ObjectKey::HttpRouteGroup((*group).clone())).is_none()
         };
         let group = groups.into_iter().find(is_missing)?;
         Some((field.to_owned(), format!("there is no HTTPRouteGroup {group}")))

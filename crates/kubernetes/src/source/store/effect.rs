@@ -6,8 +6,8 @@ use leno_model::{HttpRoute, Object, ServiceName, Workload, first_because};
 
 use super::ObjectStore;
 use super::conflicts::ConflictIndex;
-use super::judge::{OVERRIDDEN, route_backends};
-use crate::status::Condition;
+use super::desired_statuses::{OVERRIDDEN, route_backends};
+use crate::status::StatusCondition;
 
 impl ObjectStore {
     /// Returns the `Programmed` condition of an accepted route without effect for one of its parents.
@@ -17,7 +17,7 @@ impl ObjectStore {
         service: &ServiceName,
         port: Option<u16>,
         conflicts: &ConflictIndex<'_>,
-    ) -> Option<Condition> {
+    ) -> Option<StatusCondition> {
         let (reason, message) = match self.first_of_same_matches(route, service, port, conflicts) {
             Some(first) => (OVERRIDDEN, format!("none of its rules has an effect: {first}")),
             None => {
@@ -30,7 +30,7 @@ impl ObjectStore {
                 is_outside.then_some((NO_SIDECARS, message))?
             }
         };
-        Some(Condition { word: "Programmed", status: "False", reason, message })
+        Some(StatusCondition { word: "Programmed", status: "False", reason, message })
     }
 
     /// Returns the first of the routes that leave a route no match at any port of a parent, as a sentence.
@@ -65,9 +65,9 @@ impl ObjectStore {
             }
         }
         let first = first?;
-        let why = first_because(first.created, own.created);
+        let cause = first_because(first.created, own.created);
         Some(format!(
-            "{} has the same matches, and {why}",
+            "{} has the same matches, and {cause}",
             first.kind.object_key(first.name.clone())
         ))
     }
@@ -99,7 +99,7 @@ impl ObjectStore {
         };
         let near: BTreeSet<ServiceName> = before.into_iter().chain(now).flat_map(near).collect();
         for name in near {
-            self.unjudged |= self.note_outside(&name);
+            self.statuses_stale |= self.note_outside(&name);
         }
     }
 }

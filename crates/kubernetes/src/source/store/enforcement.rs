@@ -7,7 +7,7 @@ use leno_model::{
 
 use super::ObjectStore;
 use crate::read::matches_selector;
-use crate::status::Condition;
+use crate::status::StatusCondition;
 
 impl ObjectStore {
     /// Returns the condition `Enforced` of a policy that sidecars enforce, or `None` for other objects.
@@ -16,8 +16,8 @@ impl ObjectStore {
         &self,
         object: &Object,
         config: &MeshConfig,
-        accepted: &Condition,
-    ) -> Option<Condition> {
+        accepted: &StatusCondition,
+    ) -> Option<StatusCondition> {
         let pods = match object {
             Object::ServicePolicy(policy) if policy.rule.is_inbound() => {
                 self.unmeshed_endpoints(policy)
@@ -38,18 +38,18 @@ impl ObjectStore {
             }
             _ => ("False", "Invalid", "the policy is not in force".to_owned()),
         };
-        Some(Condition { word: "Enforced", status, reason, message })
+        Some(StatusCondition { word: "Enforced", status, reason, message })
     }
 
     /// Marks statuses as changed if a change of a pod affects the enforcement of policies.
     pub(super) fn touch_enforcement(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
         let shape =
             |it: &Workload| (it.sidecar, it.labels.clone(), it.account.clone(), it.admission);
-        if self.unjudged || before.map(shape) == now.map(shape) {
+        if self.statuses_stale || before.map(shape) == now.map(shape) {
             return;
         }
         let mut versions = before.into_iter().chain(now);
-        self.unjudged = versions.any(|it| {
+        self.statuses_stale = versions.any(|it| {
             self.is_led_to(it) || self.has_joined(it) && (!it.sidecar || self.has_unmeshed(it))
         });
     }

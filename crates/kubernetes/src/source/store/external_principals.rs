@@ -5,18 +5,19 @@ use std::sync::Arc;
 use leno_model::{ExternalPrincipalId, MeshConfig, Object, SecretName, TrustDomain};
 use leno_registry::Warning;
 
-use super::{ObjectStore, Origin};
+use super::{ObjectOrigin, ObjectStore};
 use crate::external_principals::{
-    DesiredCertificate, DesiredCertificates, Grants, Judged, Outcomes, Owner, validate_requests,
+    CertificateDecisions, CertificateOutcomes, DesiredCertificate, DesiredCertificates,
+    OwnerObject, SecretPermissions, validate_requests,
 };
-use crate::source::record::Record;
+use crate::source::status_record::StatusRecord;
 
 /// The requests for certificates of external principals, and their outcomes.
 #[derive(Default)]
 pub(super) struct ExternalPrincipals {
-    grants: Grants,
-    judged: Judged,
-    outcomes: Arc<Outcomes>,
+    grants: SecretPermissions,
+    judged: CertificateDecisions,
+    outcomes: Arc<CertificateOutcomes>,
     /// True if the result may have changed.
     unsettled: bool,
 }
@@ -35,15 +36,15 @@ impl ExternalPrincipals {
 
 impl ObjectStore {
     /// Sets the namespaces in which this control plane may write Secrets.
-    pub(crate) fn set_grants(&mut self, grants: Grants) {
+    pub(crate) fn set_grants(&mut self, grants: SecretPermissions) {
         self.external_principals.grants = grants;
         self.external_principals.mark_changed();
     }
 
     /// Updates the outcomes of requested certificates.
-    pub(crate) fn take_outcomes(&mut self, outcomes: Arc<Outcomes>) {
+    pub(crate) fn take_outcomes(&mut self, outcomes: Arc<CertificateOutcomes>) {
         self.external_principals.outcomes = outcomes;
-        self.unjudged = true;
+        self.statuses_stale = true;
     }
 
     /// Returns the requested certificates, and the objects with Secrets that stay unchanged.
@@ -63,12 +64,12 @@ impl ObjectStore {
         let mut judged = validate_requests(all, &self.external_principals.grants, &domain);
         let unread = self.unread_gateways().filter_map(|origin| self.records.get(origin));
         judged.desired.left.extend(unread.map(|record| record.target.uid.clone()));
-        self.unjudged |= judged != self.external_principals.judged;
+        self.statuses_stale |= judged != self.external_principals.judged;
         self.external_principals.judged = judged;
     }
 
     fn wished_by_certs(&self, domain: &TrustDomain) -> impl Iterator<Item = DesiredCertificate> {
-        self.customs.in_force_all().filter_map(|(origin, object, created)| {
+        self.custom_resources.in_force_all().filter_map(|(origin, object, created)| {
             let Object::AccessCert(cert) = object else { return None };
             let namespace = cert.name.namespace.clone();
             let secret = SecretName { namespace, name: cert.secret.clone() };
@@ -98,17 +99,20 @@ impl ObjectStore {
     }
 
     /// Returns the outcome of an object's request; `None` while it is unknown.
-    pub(super) fn external_principal_outcome(&self, record: &Record) -> Option<Result<(), String>> {
+    pub(super) fn external_principal_outcome(
+        &self,
+        record: &StatusRecord,
+    ) -> Option<Result<(), String>> {
         self.external_principals.outcome(&record.target.uid)
     }
 
     /// Returns the reason that another mesh's settings have no certificate for their ingress gateway, if they
     /// request one.
-    pub(super) fn missing_certificate(&self, origin: &Origin) -> Option<Warning> {
+    pub(super) fn missing_certificate(&self, origin: &ObjectOrigin) -> Option<Warning> {
         let record = self.records.get(origin)?;
-        let why = self.external_principals.outcome(&record.target.uid)?.err()?;
+        let reason = self.external_principals.outcome(&record.target.uid)?.err()?;
         let (field, rest) =
-            why.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &why));
+            reason.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &reason));
         let (problem, hint) = rest.rsplit_once("; ").unwrap_or((rest, "see the log"));
         Some(Warning {
             at: super::mesh_config::place_of_field(origin, field),
@@ -118,8 +122,8 @@ impl ObjectStore {
     }
 }
 
-fn owner_of(record: &Record) -> Owner {
-    Owner {
+fn owner_of(record: &StatusRecord) -> OwnerObject {
+    OwnerObject {
         api_version: record.resource.api_version.clone(),
         kind: record.target.kind,
         namespace: record.target.namespace.clone(),

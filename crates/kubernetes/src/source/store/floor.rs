@@ -4,20 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    Admission, Floor, MeshConfig, Name, Object, ObjectKey, Overruled, TagScope, Workload,
-    WorkloadName, repository_of,
+    AdmissionSettings, Floor, MeshConfig, Name, Object, ObjectKey, OverriddenSetting, TagScope,
+    Workload, WorkloadName, repository_of,
 };
-use leno_registry::{Place, Rejected, Warning};
+use leno_registry::{DocumentLocation, RejectedDocument, Warning};
 
-use super::{ObjectStore, Origin, Watched};
-use crate::read::Choices;
+use super::{ObjectOrigin, ObjectStore, WatchedKind};
+use crate::read::SidecarSettings;
 use crate::words::{DEFAULT_POLICY, MTLS, SIDECAR_IMAGE};
 
 /// The sidecar settings of pods and namespaces that have any.
 #[derive(Default)]
 pub(super) struct Floors {
-    pods: BTreeMap<WorkloadName, Choices>,
-    namespaces: BTreeMap<Name, Choices>,
+    pods: BTreeMap<WorkloadName, SidecarSettings>,
+    namespaces: BTreeMap<Name, SidecarSettings>,
     /// The repository of the control plane's own image, which is always permitted.
     repository: Option<String>,
 }
@@ -28,15 +28,24 @@ impl ObjectStore {
         self.floors.repository = Some(repository_of(image).to_owned());
     }
 
-    pub(super) fn see_choices_of_pod(&mut self, name: &WorkloadName, mut choices: Choices) {
+    pub(super) fn see_choices_of_pod(
+        &mut self,
+        name: &WorkloadName,
+        mut sidecar_settings: SidecarSettings,
+    ) {
         let own = self.floors.repository.as_deref();
-        choices.images.retain(|image| Some(repository_of(image)) != own);
-        let choices = Some(choices).filter(|it| it.says_something() || !it.images.is_empty());
-        set_choices(&mut self.floors.pods, name, choices);
+        sidecar_settings.images.retain(|image| Some(repository_of(image)) != own);
+        let sidecar_settings =
+            Some(sidecar_settings).filter(|it| it.says_something() || !it.images.is_empty());
+        set_choices(&mut self.floors.pods, name, sidecar_settings);
     }
 
-    pub(super) fn see_choices_of_namespace(&mut self, name: &Name, choices: Option<Choices>) {
-        set_choices(&mut self.floors.namespaces, name, choices);
+    pub(super) fn see_choices_of_namespace(
+        &mut self,
+        name: &Name,
+        sidecar_settings: Option<SidecarSettings>,
+    ) {
+        set_choices(&mut self.floors.namespaces, name, sidecar_settings);
     }
 
     pub(super) fn forget_pod_choices(&mut self, name: &WorkloadName) {
@@ -45,7 +54,7 @@ impl ObjectStore {
 
     /// Returns true if the floor forbids the image of a pod's sidecar. Such a pod is not a member.
     pub(super) fn has_forbidden_image(&self, name: &WorkloadName) -> bool {
-        let images = self.floors.pods.get(name).map(|choices| &choices.images);
+        let images = self.floors.pods.get(name).map(|sidecar_settings| &sidecar_settings.images);
         let floor = self.floor_in(&name.namespace).map(|(_, floor)| floor);
         floor
             .zip(images)
@@ -54,7 +63,7 @@ impl ObjectStore {
 
     /// Marks the workloads that a changed floor may affect.
     pub(super) fn touch_floor(&mut self) {
-        self.unjudged = true;
+        self.statuses_stale = true;
         let pods = self.floors.pods.keys().cloned().map(ObjectKey::Workload);
         self.dirty.extend(pods);
     }
@@ -70,14 +79,14 @@ impl ObjectStore {
     }
 
     /// Returns warnings about the settings of a pod or namespace that the floor overrides.
-    pub(super) fn below_floor(&self, origin: &Origin) -> Vec<Warning> {
-        let watched = self.kinds.get(origin.kind).map(|standing| standing.watched);
+    pub(super) fn below_floor(&self, origin: &ObjectOrigin) -> Vec<Warning> {
+        let watched = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
         match watched {
-            Some(Watched::Pods) => {
+            Some(WatchedKind::Pods) => {
                 let name = WorkloadName::new(&origin.id.namespace, &origin.id.name);
                 name.map(|name| self.pod_below_floor(&name)).unwrap_or_default()
             }
-            Some(Watched::Namespaces) => {
+            Some(WatchedKind::Namespaces) => {
                 let name = Name::new(&origin.id.name);
                 name.map(|name| self.namespace_below_floor(&name)).unwrap_or_default()
             }
@@ -90,7 +99,8 @@ impl ObjectStore {
         if self.injection_floor() == Floor::default() {
             return Vec::new();
         }
-        let differing = |(_, workload): &(_, &Workload)| workload.admission != Admission::default();
+        let differing =
+            |(_, workload): &(_, &Workload)| workload.admission != AdmissionSettings::default();
         let pods = self.workloads.iter().filter(differing).map(|(name, _)| name);
         let mut pods: Vec<&WorkloadName> = pods.chain(self.floors.pods.keys()).collect();
         pods.sort();
@@ -106,14 +116,14 @@ impl ObjectStore {
     }
 
     /// Returns the pods with a sidecar image that the floor forbids.
-    pub(super) fn forbidden_images(&self) -> Vec<Rejected> {
+    pub(super) fn forbidden_images(&self) -> Vec<RejectedDocument> {
         let pods = self.floors.pods.iter().filter(|(name, _)| self.has_forbidden_image(name));
-        pods.map(|(name, choices)| Rejected {
+        pods.map(|(name, sidecar_settings)| RejectedDocument {
             at: of_pod(name, "spec.initContainers"),
             problem: format!(
                 "the sidecar runs {}, which spec.floor.sidecarImages of the MeshConfig does not permit: \
                  the pod is not a member of the mesh",
-                join_images(&choices.images)
+                join_images(&sidecar_settings.images)
             ),
             hint: "create the pod again with a permitted image".to_owned(),
         })
@@ -127,12 +137,12 @@ impl ObjectStore {
         let overruled = config.overruled_in(&name.namespace, admission);
         let at = |field: &str| of_pod(name, field);
         let mut all = admission_warnings(&overruled, at);
-        let Some(choices) = self.floors.pods.get(name) else { return all };
-        all.extend(self.annotation_warnings(floor, choices, at));
+        let Some(sidecar_settings) = self.floors.pods.get(name) else { return all };
+        all.extend(self.annotation_warnings(floor, sidecar_settings, at));
         let around = self.floors.namespaces.get(&name.namespace);
         let has_injection = around.is_some_and(|it| it.has_injection);
-        let is_out = floor.injection_required && has_injection && !choices.has_sidecar;
-        if let Some(key) = choices.opt_out.as_ref().filter(|_| is_out) {
+        let is_out = floor.injection_required && has_injection && !sidecar_settings.has_sidecar;
+        if let Some(key) = sidecar_settings.opt_out.as_ref().filter(|_| is_out) {
             all.push(Warning {
                 at: at("metadata"),
                 problem: format!(
@@ -150,16 +160,18 @@ impl ObjectStore {
     fn namespace_below_floor(&self, name: &Name) -> Vec<Warning> {
         let Some((config, floor)) = self.floor_in(name) else { return Vec::new() };
         let admission = self.namespaces.get(name).copied().unwrap_or_default();
-        let at = |field: &str| Place {
+        let at = |field: &str| DocumentLocation {
             kind: Some("Namespace".to_owned()),
             name: Some(name.to_string()),
             field: Some(field.to_owned()),
-            ..Place::default()
+            ..DocumentLocation::default()
         };
         let mut all = admission_warnings(&config.overruled_in(name, admission), at);
-        let choices = self.floors.namespaces.get(name);
+        let sidecar_settings = self.floors.namespaces.get(name);
         all.extend(
-            choices.into_iter().flat_map(|choices| self.annotation_warnings(floor, choices, at)),
+            sidecar_settings
+                .into_iter()
+                .flat_map(|sidecar_settings| self.annotation_warnings(floor, sidecar_settings, at)),
         );
         all
     }
@@ -168,10 +180,10 @@ impl ObjectStore {
     fn annotation_warnings(
         &self,
         floor: &Floor,
-        choices: &Choices,
-        at: impl Fn(&str) -> Place,
+        sidecar_settings: &SidecarSettings,
+        at: impl Fn(&str) -> DocumentLocation,
     ) -> Vec<Warning> {
-        let excluded = choices.exclusions.iter().filter(|_| floor.exclusions_forbidden);
+        let excluded = sidecar_settings.exclusions.iter().filter(|_| floor.exclusions_forbidden);
         let excluded = excluded.map(|key| Warning {
             at: at(&format!("metadata.annotations[{key:?}]")),
             problem:
@@ -182,7 +194,7 @@ impl ObjectStore {
         let own = self.floors.repository.as_deref();
         let is_forbidden =
             |it: &&String| !floor.permits_image(it) && Some(repository_of(it)) != own;
-        let image = choices.wanted_image.as_ref().filter(is_forbidden);
+        let image = sidecar_settings.wanted_image.as_ref().filter(is_forbidden);
         let image = image.map(|image| Warning {
             at: at(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
             problem: format!(
@@ -196,7 +208,7 @@ impl ObjectStore {
 
     /// Returns the reason for rejection of an object that affects more than its namespace, in a namespace where
     /// the operator does not permit it.
-    pub(super) fn out_of_place(&self, object: &Object) -> Option<Rejected> {
+    pub(super) fn out_of_place(&self, object: &Object) -> Option<RejectedDocument> {
         let (namespace, field, problem) = match object {
             Object::TagRoute(route) if route.scope == TagScope::Mesh => {
                 (&route.name.namespace, "spec.scope", ABOUT_ALL)
@@ -208,8 +220,8 @@ impl ObjectStore {
             }
             _ => return None,
         };
-        (!self.may_set_all(namespace)).then(|| Rejected {
-            at: Place::for_object(&object.object_key(), field),
+        (!self.may_set_all(namespace)).then(|| RejectedDocument {
+            at: DocumentLocation::for_object(&object.object_key(), field),
             problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
             hint: format!(
                 "move the object into its target namespace or into that of the control plane, or \
@@ -219,8 +231,11 @@ impl ObjectStore {
     }
 }
 
-fn admission_warnings(overruled: &[Overruled], at: impl Fn(&str) -> Place) -> Vec<Warning> {
-    let warning = |it: &Overruled| {
+fn admission_warnings(
+    overruled: &[OverriddenSetting],
+    at: impl Fn(&str) -> DocumentLocation,
+) -> Vec<Warning> {
+    let warning = |it: &OverriddenSetting| {
         let key = if it.field == "mtls" { MTLS } else { DEFAULT_POLICY };
         Warning {
             at: at(&format!("metadata.annotations[{key:?}]")),
@@ -234,19 +249,23 @@ fn admission_warnings(overruled: &[Overruled], at: impl Fn(&str) -> Place) -> Ve
     overruled.iter().map(warning).collect()
 }
 
-fn of_pod(name: &WorkloadName, field: &str) -> Place {
-    Place {
+fn of_pod(name: &WorkloadName, field: &str) -> DocumentLocation {
+    DocumentLocation {
         kind: Some("Pod".to_owned()),
         namespace: Some(name.namespace.to_string()),
         name: Some(name.name.to_string()),
         field: Some(field.to_owned()),
-        ..Place::default()
+        ..DocumentLocation::default()
     }
 }
 
-fn set_choices<K: Ord + Clone>(all: &mut BTreeMap<K, Choices>, key: &K, choices: Option<Choices>) {
-    match choices {
-        Some(choices) => drop(all.insert(key.clone(), choices)),
+fn set_choices<K: Ord + Clone>(
+    all: &mut BTreeMap<K, SidecarSettings>,
+    key: &K,
+    sidecar_settings: Option<SidecarSettings>,
+) {
+    match sidecar_settings {
+        Some(sidecar_settings) => drop(all.insert(key.clone(), sidecar_settings)),
         None => drop(all.remove(key)),
     }
 }

@@ -1,19 +1,23 @@
 //! Tag, lane and retry rules that have no effect because of routes.
 
-use leno_model::{Idle, Object, ServiceName, TagEffects, TagRules, TagScope};
+use leno_model::{NoEffect, Object, ServiceName, TagEffects, TagRules, TagScope};
 
 use super::ObjectStore;
 use super::conflicts::without_port;
-use super::judge::Around;
+use super::desired_statuses::ConflictContext;
 
 impl ObjectStore {
     /// Returns the reason that an object in force has no effect at any port.
-    pub(super) fn idle_by_routes(&self, object: &Object, around: &Around<'_, '_>) -> Option<Idle> {
+    pub(super) fn idle_by_routes(
+        &self,
+        object: &Object,
+        around: &ConflictContext<'_, '_>,
+    ) -> Option<NoEffect> {
         match object {
             Object::Retry(policy) => {
                 let there = policy.services.iter().filter_map(|it| self.services.get(it));
                 let ports = there.flat_map(|it| it.ports.iter().map(|port| (&it.name, port.port)));
-                Idle::of_all_retries(ports, around)
+                NoEffect::of_all_retries(ports, around)
             }
             Object::TagRoute(route) => {
                 let effects = TagEffects::from_rules(&route.rules, &[]);
@@ -29,7 +33,7 @@ impl ObjectStore {
                 let effects = TagEffects::from_rules(&TagRules::default(), &lane.rules);
                 let mut found = None;
                 for port in self.ports_of_service(&lane.service, None) {
-                    let idle = Idle::of_tags(effects, &lane.service, port, around)?;
+                    let idle = NoEffect::of_tags(effects, &lane.service, port, around)?;
                     found = found.or(Some(idle));
                 }
                 found
@@ -42,8 +46,8 @@ impl ObjectStore {
         &self,
         object: &Object,
         entries: &[(&TagScope, TagEffects)],
-        around: &Around<'_, '_>,
-    ) -> Option<Idle> {
+        around: &ConflictContext<'_, '_>,
+    ) -> Option<NoEffect> {
         let own = object.object_key();
         let mut found = None;
         for (scope, effects) in entries {
@@ -62,7 +66,7 @@ impl ObjectStore {
                             && around.conflicts().applies_lanes(object, &without_port(scope)),
                     };
                     if !here.is_none() {
-                        let idle = Idle::of_tags(here, place.0, place.1, around)?;
+                        let idle = NoEffect::of_tags(here, place.0, place.1, around)?;
                         found = found.or(Some(idle));
                     }
                 }

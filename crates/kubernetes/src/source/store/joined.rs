@@ -2,10 +2,10 @@
 
 use leno_model::{GATEWAY_LABEL, ObjectKey, Service, ServiceName, Workload, WorkloadName};
 
-use super::{ObjectStore, Origin, smallest_name};
+use super::{ObjectOrigin, ObjectStore, smallest_name};
 use crate::read::matches_selector;
-use crate::source::event::Id;
-use crate::source::kinds::Watched;
+use crate::source::event::ObjectId;
+use crate::source::kinds::WatchedKind;
 
 impl ObjectStore {
     /// Marks the services of a pod with a sidecar. Their unmeshed pods become endpoints, and remain so when the
@@ -19,7 +19,7 @@ impl ObjectStore {
         let joining = in_front.filter(|it| !self.joined.contains(&it.name)).cloned();
         for service in joining.collect::<Vec<_>>() {
             self.joined.insert(service.name.clone());
-            self.unjudged |= self.is_remarked(&service.name);
+            self.statuses_stale |= self.is_remarked(&service.name);
             self.touch_selected(&service.name, &[Some(&service)]);
             // A service without a selector becomes known to sidecars.
             self.dirty.insert(ObjectKey::Service(service.name));
@@ -47,7 +47,7 @@ impl ObjectStore {
             return;
         }
         self.joined.insert(name.clone());
-        self.unjudged = true;
+        self.statuses_stale = true;
         self.touch_selected(name, &[Some(&service)]);
         self.dirty.insert(ObjectKey::Service(name.clone()));
     }
@@ -74,17 +74,17 @@ impl ObjectStore {
     }
 
     fn is_remarked(&self, name: &ServiceName) -> bool {
-        let id = Id { namespace: name.namespace.to_string(), name: name.name.to_string() };
-        let kind = self.kinds.iter().position(|it| it.watched == Watched::Services);
-        kind.is_some_and(|kind| self.diagnostics.contains_key(&Origin { kind, id }))
+        let id = ObjectId { namespace: name.namespace.to_string(), name: name.name.to_string() };
+        let kind = self.kinds.iter().position(|it| it.watched == WatchedKind::Services);
+        kind.is_some_and(|kind| self.diagnostics.contains_key(&ObjectOrigin { kind, id }))
     }
 
     /// Returns false for a service that has had no pod with a sidecar and to which neither a gateway nor a route
     /// of another service leads: clients reach it as without a mesh, so all of its fields have their usual
     /// effect.
-    pub(super) fn is_of_mesh(&self, origin: &Origin) -> bool {
+    pub(super) fn is_of_mesh(&self, origin: &ObjectOrigin) -> bool {
         let of_kind = self.kinds.get(origin.kind);
-        if of_kind.is_none_or(|standing| standing.watched != Watched::Services) {
+        if of_kind.is_none_or(|kind_state| kind_state.watched != WatchedKind::Services) {
             return true;
         }
         let name = ServiceName::new(&origin.id.namespace, &origin.id.name);

@@ -4,30 +4,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use leno_model::{
-    Admission, DefaultPolicy, Egress, MeshConfig, Name, Object, ObjectKey, TrustDomain,
+    AdmissionSettings, DefaultPolicy, Egress, MeshConfig, Name, Object, ObjectKey, TrustDomain,
 };
-use leno_registry::{Place, Warning};
+use leno_registry::{DocumentLocation, Warning};
 
-use super::{ObjectStore, Origin};
+use super::{ObjectOrigin, ObjectStore};
 use crate::inject::Exclusions;
-use crate::read::{Foreign, IngressGateway};
+use crate::read::{ForeignMeshSettings, IngressGateway};
 
 /// Settings in addition to our MeshConfig.
 #[derive(Default)]
-pub(super) struct Settings {
+pub(super) struct MeshSettings {
     /// The settings of other meshes.
-    foreign: BTreeMap<Origin, Foreign>,
+    foreign: BTreeMap<ObjectOrigin, ForeignMeshSettings>,
     /// The fields that each MeshConfig of ours specifies. Others may come from the settings of another mesh.
-    mentioned: BTreeMap<Origin, BTreeSet<String>>,
+    mentioned: BTreeMap<ObjectOrigin, BTreeSet<String>>,
     /// The addresses of the API server.
-    api_server: BTreeMap<Origin, BTreeSet<SocketAddr>>,
+    api_server: BTreeMap<ObjectOrigin, BTreeSet<SocketAddr>>,
     /// The trust domain for the case that no object of ours specifies it.
     assumed: Option<TrustDomain>,
     /// The namespaces in which the operator permits mesh-wide objects.
     namespaces: BTreeSet<Name>,
 }
 
-impl Settings {
+impl MeshSettings {
     /// Returns true if the operator permits mesh-wide objects in the namespace.
     fn is_named(&self, namespace: &str) -> bool {
         self.namespaces.iter().any(|name| name.as_str() == namespace)
@@ -35,8 +35,8 @@ impl Settings {
 
     /// Returns the settings of other meshes in the permitted namespaces: the oldest of each mesh, so that every
     /// control plane applies the same.
-    fn permitted_settings(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
-        let mut oldest: BTreeMap<usize, (&Origin, &Foreign)> = BTreeMap::new();
+    fn permitted_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
+        let mut oldest: BTreeMap<usize, (&ObjectOrigin, &ForeignMeshSettings)> = BTreeMap::new();
         for (origin, foreign) in &self.foreign {
             if !self.is_named(&origin.id.namespace) {
                 continue;
@@ -51,7 +51,7 @@ impl Settings {
 
     /// Returns the reason that settings of another mesh are ignored regardless of ours. `is_weaker` is true if
     /// the mesh allows by default although these settings deny.
-    fn ignored_reason(&self, origin: &Origin, is_weaker: bool) -> Option<Warning> {
+    fn ignored_reason(&self, origin: &ObjectOrigin, is_weaker: bool) -> Option<Warning> {
         if !self.is_named(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
             let (problem, written) = match is_weaker {
@@ -91,7 +91,7 @@ impl ObjectStore {
 
     /// Returns the settings of other meshes that apply: none if a `MeshConfig` of ours specifies more than the
     /// trust domain.
-    fn applied_settings(&self) -> impl Iterator<Item = (&Origin, &Foreign)> {
+    fn applied_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
         self.settings.permitted_settings().filter(|_| !self.is_configured())
     }
 
@@ -104,7 +104,7 @@ impl ObjectStore {
 
     /// Returns true if the mesh allows by default although the settings of another mesh deny, and no object of
     /// ours has a default policy.
-    fn is_weaker_than(&self, foreign: &Foreign) -> bool {
+    fn is_weaker_than(&self, foreign: &ForeignMeshSettings) -> bool {
         if foreign.default_policy != DefaultPolicy::Deny || self.is_mentioned(DEFAULT_POLICY) {
             return false;
         }
@@ -122,19 +122,23 @@ impl ObjectStore {
         self.touch_settings();
     }
 
-    pub(super) fn see_foreign(&mut self, origin: &Origin, foreign: Foreign) {
+    pub(super) fn see_foreign(&mut self, origin: &ObjectOrigin, foreign: ForeignMeshSettings) {
         self.add_diagnostics(origin, Vec::new(), foreign.warnings.clone());
         self.settings.foreign.insert(origin.clone(), foreign);
         self.touch_settings();
     }
 
     /// Replaces the addresses of the API server from an object.
-    pub(super) fn see_api_server(&mut self, origin: &Origin, addresses: BTreeSet<SocketAddr>) {
+    pub(super) fn see_api_server(
+        &mut self,
+        origin: &ObjectOrigin,
+        addresses: BTreeSet<SocketAddr>,
+    ) {
         self.settings.api_server.insert(origin.clone(), addresses);
         self.dirty.insert(ObjectKey::MeshConfig);
     }
 
-    pub(super) fn forget_settings(&mut self, origin: &Origin) {
+    pub(super) fn forget_settings(&mut self, origin: &ObjectOrigin) {
         let own = self.settings.mentioned.remove(origin).is_some();
         if self.settings.foreign.remove(origin).is_some() || own {
             self.touch_settings();
@@ -142,7 +146,7 @@ impl ObjectStore {
     }
 
     /// Replaces the fields that an object specifies.
-    pub(super) fn set_mentioned(&mut self, origin: &Origin, mentioned: BTreeSet<String>) {
+    pub(super) fn set_mentioned(&mut self, origin: &ObjectOrigin, mentioned: BTreeSet<String>) {
         let is_new = self
             .settings
             .mentioned
@@ -156,14 +160,14 @@ impl ObjectStore {
 
     fn touch_settings(&mut self) {
         self.dirty.insert(ObjectKey::MeshConfig);
-        self.unjudged = true;
+        self.statuses_stale = true;
         self.external_principals.mark_changed();
     }
 
     /// Returns the exclusions from redirection for all pods of the mesh.
     pub(crate) fn mesh_exclusions(&self) -> Exclusions {
         let mut all = Exclusions::default();
-        for (_, Foreign { exclusions, .. }) in self.applied_settings() {
+        for (_, ForeignMeshSettings { exclusions, .. }) in self.applied_settings() {
             let exclusions = exclusions.clone();
             all.outbound_ports.extend(exclusions.outbound_ports);
             all.inbound_ports.extend(exclusions.inbound_ports);
@@ -176,7 +180,9 @@ impl ObjectStore {
 
     /// Returns the certificates for ingress gateways that the settings of other meshes request, each with the
     /// creation time of the settings in Unix seconds.
-    pub(super) fn ingress_gateways(&self) -> impl Iterator<Item = (&Origin, &IngressGateway, i64)> {
+    pub(super) fn ingress_gateways(
+        &self,
+    ) -> impl Iterator<Item = (&ObjectOrigin, &IngressGateway, i64)> {
         self.applied_settings().filter_map(|(origin, foreign)| {
             let wanted = foreign.ingress_gateway.as_ref()?.as_ref().ok()?;
             Some((origin, wanted, foreign.created))
@@ -184,8 +190,9 @@ impl ObjectStore {
     }
 
     /// Returns the settings with an invalid certificate request.
-    pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &Origin> {
-        let is_unread = |foreign: &Foreign| matches!(foreign.ingress_gateway, Some(Err(_)));
+    pub(super) fn unread_gateways(&self) -> impl Iterator<Item = &ObjectOrigin> {
+        let is_unread =
+            |foreign: &ForeignMeshSettings| matches!(foreign.ingress_gateway, Some(Err(_)));
         self.applied_settings()
             .filter(move |(_, foreign)| is_unread(foreign))
             .map(|(origin, _)| origin)
@@ -210,12 +217,12 @@ impl ObjectStore {
 
     /// Returns the fields of our MeshConfig in force.
     fn own_fields(&self) -> Option<&BTreeSet<String>> {
-        let origin = self.customs.in_force(&ObjectKey::MeshConfig)?;
+        let origin = self.custom_resources.in_force(&ObjectKey::MeshConfig)?;
         self.settings.mentioned.get(origin)
     }
 
     pub(super) fn own_config(&self) -> Option<&MeshConfig> {
-        match self.customs.get(&ObjectKey::MeshConfig) {
+        match self.custom_resources.get(&ObjectKey::MeshConfig) {
             Some(Object::MeshConfig(config)) => Some(config),
             _ => None,
         }
@@ -254,11 +261,11 @@ impl ObjectStore {
 
     /// Returns the reason that another mesh's settings are ignored, or the part of them that cannot be
     /// fulfilled.
-    pub(super) fn overridden_warnings(&self, origin: &Origin) -> Vec<Warning> {
+    pub(super) fn overridden_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
         let Some(foreign) = self.settings.foreign.get(origin) else { return Vec::new() };
         let is_weaker = self.is_weaker_than(foreign);
         let by_ours = || {
-            let own = self.customs.in_force(&ObjectKey::MeshConfig);
+            let own = self.custom_resources.in_force(&ObjectKey::MeshConfig);
             let name = &own.filter(|_| self.is_configured())?.id.name;
             let (also, such_as) = match is_weaker {
                 true => (format!(", {WEAKER}"), ", such as `defaultPolicy: deny`"),
@@ -275,7 +282,7 @@ impl ObjectStore {
     }
 
     /// Returns the warnings about an object in force, as one text.
-    pub(super) fn diagnostics_of(&self, origin: &Origin) -> Option<String> {
+    pub(super) fn diagnostics_of(&self, origin: &ObjectOrigin) -> Option<String> {
         let diagnostics = self.diagnostics.get(origin).filter(|_| self.is_of_mesh(origin));
         let diagnostics = diagnostics.map(|(_, warnings)| warnings.as_slice());
         let mut others = self.overridden_warnings(origin);
@@ -298,7 +305,7 @@ impl ObjectStore {
     /// Returns warnings about namespaces with another default policy than the one in the `MeshConfig`.
     pub(super) fn mode_warnings(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
-        let overruled = |(name, wanted): (&Name, &Admission)| {
+        let overruled = |(name, wanted): (&Name, &AdmissionSettings)| {
             let default_policy = wanted.default_policy?;
             let given = config
                 .namespaces
@@ -306,11 +313,11 @@ impl ObjectStore {
                 .default_policy
                 .filter(|given| *given != default_policy)?;
             Some(Warning {
-                at: Place {
+                at: DocumentLocation {
                     kind: Some("Namespace".to_owned()),
                     name: Some(name.to_string()),
                     field: Some("metadata.annotations".to_owned()),
-                    ..Place::default()
+                    ..DocumentLocation::default()
                 },
                 problem: format!(
                     "requests {}, but the MeshConfig sets {}, which is in force",
@@ -325,17 +332,17 @@ impl ObjectStore {
 }
 
 /// Returns the place of a field in another mesh's settings.
-pub(super) fn place_of_field(origin: &Origin, field: &str) -> Place {
-    Place {
+pub(super) fn place_of_field(origin: &ObjectOrigin, field: &str) -> DocumentLocation {
+    DocumentLocation {
         kind: Some("MeshConfig".to_owned()),
         namespace: Some(origin.id.namespace.clone()).filter(|text| !text.is_empty()),
         name: Some(origin.id.name.clone()),
         field: Some(field.to_owned()),
-        ..Place::default()
+        ..DocumentLocation::default()
     }
 }
 
-fn describe_origin(origin: &Origin) -> String {
+fn describe_origin(origin: &ObjectOrigin) -> String {
     match &*origin.id.namespace {
         "" => origin.id.name.clone(),
         namespace => format!("{namespace}/{}", origin.id.name),

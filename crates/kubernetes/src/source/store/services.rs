@@ -8,20 +8,20 @@ use super::smallest_name;
 
 /// Services by name and by one label of their selectors, to find those of a workload efficiently.
 #[derive(Default)]
-pub(super) struct Services {
+pub(super) struct ServiceIndex {
     by_name: BTreeMap<ServiceName, Service>,
-    by_pair: BTreeMap<Pair, BTreeSet<ServiceName>>,
+    by_pair: BTreeMap<SelectorLabel, BTreeSet<ServiceName>>,
 }
 
 /// A label with its value in a namespace.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Pair {
+struct SelectorLabel {
     namespace: Name,
     key: String,
     value: String,
 }
 
-impl Services {
+impl ServiceIndex {
     pub(super) fn get(&self, name: &ServiceName) -> Option<&Service> {
         self.by_name.get(name)
     }
@@ -71,14 +71,14 @@ impl Services {
     ) -> impl Iterator<Item = &'a Service> {
         let names = workload.labels.iter().filter_map(|(key, value)| {
             let namespace = workload.name.namespace.clone();
-            self.by_pair.get(&Pair { namespace, key: key.clone(), value: value.clone() })
+            self.by_pair.get(&SelectorLabel { namespace, key: key.clone(), value: value.clone() })
         });
         names.flatten().filter_map(|name| self.by_name.get(name))
     }
 }
 
-fn first_pair(service: &Service) -> Option<Pair> {
+fn first_pair(service: &Service) -> Option<SelectorLabel> {
     let (key, value) = service.selector.first_key_value()?;
     let namespace = service.name.namespace.clone();
-    Some(Pair { namespace, key: key.clone(), value: value.clone() })
+    Some(SelectorLabel { namespace, key: key.clone(), value: value.clone() })
 }

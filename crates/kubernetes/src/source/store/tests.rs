@@ -8,7 +8,7 @@ use leno_model::{DefaultPolicy, Egress, MeshConfig, MtlsMode, TrustDomain};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::status::Said;
+use crate::status::StatusContent;
 
 mod boundary;
 mod conflicts;
@@ -26,13 +26,12 @@ const PODS: usize = 0;
 const SERVICES: usize = 1;
 const NAMESPACES: usize = 2;
 
-fn watched_kinds() -> Vec<Watched> {
+fn watched_kinds() -> Vec<WatchedKind> {
     crate::source::watched_kinds(true)
 }
 
 fn index(kind: &str, group: &str) -> usize {
-    let is =
-        |it: &Watched| matches!(it, Watched::Custom(it) if it.kind == kind && it.group == group);
+    let is = |it: &WatchedKind| matches!(it, WatchedKind::Custom(it) if it.kind == kind && it.group == group);
     watched_kinds().iter().position(is).unwrap()
 }
 
@@ -65,7 +64,7 @@ fn pod_event(name: &str, changes: Value) -> WatchEvent {
         pod["metadata"][key] = value.clone();
     }
     let pod: Pod = serde_json::from_value(pod).unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 fn service_event(name: &str, target: u16) -> WatchEvent {
@@ -75,7 +74,7 @@ fn service_event(name: &str, target: u16) -> WatchEvent {
                  "ports": [{"port": 80, "targetPort": target}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 /// A headless service.
@@ -85,7 +84,7 @@ fn headless_event(name: &str) -> WatchEvent {
         "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn namespace_event(name: &str, default_policy: &str) -> WatchEvent {
@@ -93,11 +92,11 @@ fn namespace_event(name: &str, default_policy: &str) -> WatchEvent {
         "metadata": {"name": name, "annotations": {"leno.dev/default-policy": default_policy}},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_namespace(namespace)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(namespace)))
 }
 
 fn custom_event(kind: usize, name: &str, created: &str, spec: Value) -> WatchEvent {
-    let Watched::Custom(served) = watched_kinds()[kind] else { panic!() };
+    let WatchedKind::Custom(served) = watched_kinds()[kind] else { panic!() };
     let mut metadata = json!({
         "name": name, "creationTimestamp": created, "generation": 2, "uid": format!("u-{name}"),
     });
@@ -119,7 +118,7 @@ fn settings_of_osm(namespace: &str, created: &str, spec: Value) -> (usize, Watch
 }
 
 fn object_event(kind: usize, metadata: Value, spec: Value) -> WatchEvent {
-    let Watched::Custom(served) = watched_kinds()[kind] else { panic!() };
+    let WatchedKind::Custom(served) = watched_kinds()[kind] else { panic!() };
     let mut object = json!({"metadata": metadata, "spec": spec});
     if let Some(status) = object["spec"].as_object_mut().and_then(|spec| spec.remove("status")) {
         object["status"] = status;
@@ -132,14 +131,14 @@ fn object_event(kind: usize, metadata: Value, spec: Value) -> WatchEvent {
         kind: served.kind.to_owned(),
         plural: "them".to_owned(),
     });
-    WatchEvent::Seen(Box::new(Seen::from_custom(served, &resource, object)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_custom(served, &resource, object)))
 }
 
 fn removal_event(namespace: &str, name: &str) -> WatchEvent {
-    WatchEvent::Gone(Id { namespace: namespace.to_owned(), name: name.to_owned() })
+    WatchEvent::Gone(ObjectId { namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
-fn describe_update(update: Option<Update>) -> Vec<String> {
+fn describe_update(update: Option<RegistryUpdate>) -> Vec<String> {
     let changes = update.map(|update| update.changes).unwrap_or_default();
     let line = |change: &Change| match change {
         Change::Upsert(object) => format!("+ {}", object.object_key()),
@@ -148,7 +147,7 @@ fn describe_update(update: Option<Update>) -> Vec<String> {
     changes.iter().map(line).collect()
 }
 
-fn updated_config(update: Option<Update>) -> MeshConfig {
+fn updated_config(update: Option<RegistryUpdate>) -> MeshConfig {
     let changes = update.unwrap().changes;
     let found = changes.into_iter().find_map(|change| match change {
         Change::Upsert(Object::MeshConfig(config)) => Some(config),
@@ -222,7 +221,7 @@ fn ports_of_services_are_those_of_the_pods_behind_them() {
         pod_event("b", json!({"labels": {"app": "db", "leno.dev/meshed": "sidecar"}})),
     );
     store.flush();
-    let ports = |update: &Update| match &update.changes[..] {
+    let ports = |update: &RegistryUpdate| match &update.changes[..] {
         [.., Change::Upsert(Object::Workload(workload))] => {
             workload.ports.iter().map(|port| port.port).collect::<Vec<_>>()
         }
@@ -345,7 +344,9 @@ fn namespaces_say_their_mode_where_the_mesh_config_does_not() {
 
 fn annotated_namespace(name: &str, annotations: Value) -> WatchEvent {
     let object = json!({"metadata": {"name": name, "annotations": annotations}});
-    WatchEvent::Seen(Box::new(Seen::from_namespace(serde_json::from_value(object).unwrap())))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(
+        serde_json::from_value(object).unwrap(),
+    )))
 }
 
 /// An invalid object never replaces a working one.
@@ -366,12 +367,12 @@ fn an_invalid_annotation_changes_nothing_in_a_namespace_that_was_read() {
     assert_eq!(admission_after("wv", json!({mtls: "yes"}), 1), None);
     assert_eq!(admission_after("wv", json!({mtls: "yes", default_policy: "Deny"}), 2), None);
     // Each annotation counts by itself.
-    let strict = Admission { default_policy: Some(DefaultPolicy::Deny), mtls: None };
+    let strict = AdmissionSettings { default_policy: Some(DefaultPolicy::Deny), mtls: None };
     assert_eq!(
         admission_after("wv", json!({mtls: "yes", default_policy: "deny"}), 1),
         Some(strict)
     );
-    let accept = Admission { mtls: Some(MtlsMode::Permissive), ..strict };
+    let accept = AdmissionSettings { mtls: Some(MtlsMode::Permissive), ..strict };
     assert_eq!(
         admission_after("wv", json!({mtls: "permissive", default_policy: "x"}), 1),
         Some(accept)
@@ -387,7 +388,7 @@ fn an_annotation_that_is_wrong_at_the_first_look_is_the_strictest() {
         store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
         store.namespaces.get(&Name::new(name).unwrap()).copied()
     };
-    let of = |default_policy, mtls| Some(Admission { default_policy, mtls });
+    let of = |default_policy, mtls| Some(AdmissionSettings { default_policy, mtls });
     let (default_policy, mtls) = ("leno.dev/default-policy", "leno.dev/mtls");
     let (strict, refuse) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
     assert_eq!(first("a", json!({default_policy: "Allow"})), of(strict, None));
@@ -415,12 +416,12 @@ fn an_invalid_annotation_changes_nothing_in_a_pod_that_was_read() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(admission_after("1", json!({})), Admission::default());
+    assert_eq!(admission_after("1", json!({})), AdmissionSettings::default());
     let wrong = json!({"leno.dev/mtls": "yes", "leno.dev/default-policy": "Allow"});
-    assert_eq!(admission_after("1", wrong.clone()), Admission::default());
+    assert_eq!(admission_after("1", wrong.clone()), AdmissionSettings::default());
     // Another pod of the same name has no previous state.
     let (default_policy, mtls) = (Some(DefaultPolicy::Deny), Some(MtlsMode::Strict));
-    assert_eq!(admission_after("2", wrong), Admission { default_policy, mtls });
+    assert_eq!(admission_after("2", wrong), AdmissionSettings { default_policy, mtls });
 }
 
 #[test]
@@ -428,7 +429,9 @@ fn an_image_of_another_mesh_is_reported_beside_the_namespace() {
     let mut store = listed_store();
     let annotated = |annotations: Value| {
         let object = json!({"metadata": {"name": "shop", "annotations": annotations}});
-        WatchEvent::Seen(Box::new(Seen::from_namespace(serde_json::from_value(object).unwrap())))
+        WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(
+            serde_json::from_value(object).unwrap(),
+        )))
     };
     store.flush();
     store.apply_event(NAMESPACES, annotated(json!({"flomesh.io/sidecar-image": "pipy"})));
@@ -509,9 +512,11 @@ fn an_annotation_of_a_pod_that_is_no_mode_is_strict() {
 fn first_conditions(store: &mut ObjectStore) -> Vec<(&'static str, &'static str, &'static str)> {
     let statements = store.changed_statements().unwrap();
     let Some(statement) = statements.first() else { return Vec::new() };
-    let all = match &statement.said {
-        Said::Parents(parents) => parents.iter().flat_map(|it| it.conditions.clone()).collect(),
-        Said::Conditions(all) => all.clone(),
+    let all = match &statement.content {
+        StatusContent::Parents(parents) => {
+            parents.iter().flat_map(|it| it.conditions.clone()).collect()
+        }
+        StatusContent::Conditions(all) => all.clone(),
         other => panic!("{other:?}"),
     };
     all.iter().map(|it| (it.word, it.status, it.reason)).collect()
@@ -551,8 +556,8 @@ fn a_policy_is_reported_whether_it_decides_and_its_targets_are_there() {
     // Another one is first in alphabetical order, and is in force alone.
     store.apply_event(kind, outlier_detection("a", web()));
     let statements = store.changed_statements().unwrap();
-    let said = statements.iter().map(|it| match &it.said {
-        Said::Conditions(all) => (all[0].status, all[0].reason, all[0].message.clone()),
+    let said = statements.iter().map(|it| match &it.content {
+        StatusContent::Conditions(all) => (all[0].status, all[0].reason, all[0].message.clone()),
         other => panic!("{other:?}"),
     });
     let said: Vec<_> = said.collect();
@@ -592,8 +597,8 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
     store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
     let said = |store: &mut ObjectStore| {
         let statements = store.changed_statements().unwrap();
-        let said = statements.iter().find_map(|it| match &it.said {
-            Said::Conditions(all) if it.target.name == "a" => Some(all.clone()),
+        let said = statements.iter().find_map(|it| match &it.content {
+            StatusContent::Conditions(all) if it.target.name == "a" => Some(all.clone()),
             _ => None,
         });
         let said = said.unwrap().into_iter().filter(|it| it.word != "ResolvedRefs");
@@ -629,8 +634,8 @@ fn rules_about_tags_are_not_programmed_where_a_route_forwards_everything() {
     });
     store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
     let statements = store.changed_statements().unwrap();
-    let said = statements.iter().find_map(|it| match &it.said {
-        Said::Conditions(all) if it.target.name == "a" => Some(all),
+    let said = statements.iter().find_map(|it| match &it.content {
+        StatusContent::Conditions(all) if it.target.name == "a" => Some(all),
         _ => None,
     });
     let programmed = said.unwrap().iter().find(|it| it.word == "Programmed").unwrap();
@@ -649,7 +654,7 @@ fn a_policy_that_decides_by_request_is_not_programmed_on_a_port_that_carries_tcp
                                {"name": "b", "port": 80, "appProtocol": protocol}]},
         }))
         .unwrap();
-        WatchEvent::Seen(Box::new(Seen::from_service(service)))
+        WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
     };
     store.apply_event(SERVICES, service("tcp"));
     let spec = json!({"targetRefs": [{"kind": "Service", "name": "web"}], "after": "50ms"});
@@ -717,10 +722,10 @@ fn routes_are_reported_whether_what_they_name_is_there() {
         store.apply_event(SERVICES, service_event("web", 8080));
         store.apply_event(kind, custom_event(kind, "r", "2025-01-01T00:00:00Z", spec.clone()));
         store.flush();
-        let (accepted, why, resolved, reason) = expected;
+        let (accepted, cause, resolved, reason) = expected;
         let programmed = if accepted == "True" { PROGRAMMED } else { NOT_PROGRAMMED };
         let expected =
-            [("Accepted", accepted, why), ("ResolvedRefs", resolved, reason), programmed];
+            [("Accepted", accepted, cause), ("ResolvedRefs", resolved, reason), programmed];
         assert_eq!(first_conditions(&mut store), expected, "{spec}");
         assert!(store.changed_statements().is_none(), "nothing is new");
     }
@@ -754,7 +759,7 @@ fn what_stands_in_a_status_is_not_said_again() {
         [("Accepted", "False", "Invalid"), ("ResolvedRefs", "Unknown", "Pending"), NOT_PROGRAMMED];
     assert_eq!(first_conditions(&mut store), unread);
     let statement = |store: &mut ObjectStore| {
-        store.unjudged = true;
+        store.statuses_stale = true;
         store.changed_statements().unwrap().pop()
     };
     let written = statement(&mut store).unwrap().changed_status(&json!("now")).unwrap();
@@ -781,7 +786,7 @@ fn what_no_longer_holds_is_taken_back() {
         let mut spec = json!({"preferSameTag": [{"tags": ["rack"]}], "status": written});
         spec.as_object_mut().unwrap().extend(scope.as_object().unwrap().clone());
         store.apply_event(kind, custom_event(kind, "t", "2025-01-01T00:00:00Z", spec));
-        store.unjudged = true;
+        store.statuses_stale = true;
         let statement = store.changed_statements().unwrap().pop().unwrap();
         written = statement.changed_status(&json!("now")).unwrap();
         let conditions = written["conditions"].as_array().unwrap();
@@ -811,10 +816,10 @@ fn policies_are_judged_beside_those_of_their_services() {
     store.apply_event(kind, outlier_detection("b", "web"));
     store.apply_event(kind, outlier_detection("c", "web"));
     let said = |store: &mut ObjectStore| -> BTreeMap<String, &'static str> {
-        store.unjudged = true;
+        store.statuses_stale = true;
         let statements = store.changed_statements().unwrap();
-        let said = statements.iter().map(|it| match &it.said {
-            Said::Conditions(all) => {
+        let said = statements.iter().map(|it| match &it.content {
+            StatusContent::Conditions(all) => {
                 assert_eq!(it.refusal, None);
                 (it.target.name.clone(), all[0].reason)
             }
@@ -857,7 +862,7 @@ fn pods_without_a_sidecar_are_known_once_a_pod_of_their_service_has_one() {
     let member =
         || pod_event("meshed", json!({"labels": {"app": "web", "leno.dev/meshed": "sidecar"}}));
     let plain = || pod_event("plain", json!({"labels": {"app": "web"}}));
-    let sorted = |update: Option<Update>| {
+    let sorted = |update: Option<RegistryUpdate>| {
         let mut reported = describe_update(update);
         reported.sort();
         reported
@@ -890,12 +895,12 @@ fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a
     .unwrap();
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 80));
-    store.apply_event(PODS, WatchEvent::Seen(Box::new(Seen::from_pod(plain))));
+    store.apply_event(PODS, WatchEvent::Seen(Box::new(ConvertedObject::from_pod(plain))));
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web"]);
     // Its image cannot be pulled.
     let mut broken = pod_event("broken", json!({}));
     if let WatchEvent::Seen(seen) = &mut broken
-        && let Some(Item::Pod(Ok(member))) = &mut seen.item
+        && let Some(MeshItem::Pod(Ok(member))) = &mut seen.item
     {
         member.workload.ready = false;
     }
@@ -907,7 +912,7 @@ fn pods_in_the_network_of_their_node_are_known_once_a_pod_of_their_service_has_a
 
 #[test]
 fn pods_without_a_sidecar_are_known_where_a_name_leads_to_them() {
-    let sorted = |update: Option<Update>| {
+    let sorted = |update: Option<RegistryUpdate>| {
         let mut reported = describe_update(update);
         reported.sort();
         reported

@@ -14,7 +14,7 @@ fn header_option(
     HeaderValueOption { header: Some(header), append, append_action }
 }
 
-fn read(response: &CheckResponse) -> Result<Verdict, NoAnswer> {
+fn read(response: &CheckResponse) -> Result<AuthorizationResult, CheckError> {
     let fields: Vec<(String, String)> = vec![("x-there".to_owned(), "1".to_owned())];
     let view =
         RequestView { method: "GET", path: "/", query: None, authority: "a", fields: &fields };
@@ -41,13 +41,13 @@ fn an_allowed_request_is_changed_as_the_service_says() {
     };
     let status = Some(Status { code: 0 });
     let response = CheckResponse { status, ok: Some(ok.clone()), ..CheckResponse::default() };
-    let Ok(Verdict::Allowed { request, response: answer }) = read(&response) else {
+    let Ok(AuthorizationResult::Allowed { request, response: answer }) = read(&response) else {
         panic!("not allowed")
     };
     assert_eq!(edit_lines(&request), ["set x-user=ann", "add x-role=reader", "remove cookie"]);
     assert_eq!(edit_lines(&answer), ["add x-told=yes"]);
     let bare = CheckResponse::default();
-    assert!(matches!(read(&bare), Ok(Verdict::Allowed { .. })));
+    assert!(matches!(read(&bare), Ok(AuthorizationResult::Allowed { .. })));
     for wrong in [
         Okay { query_parameters_to_remove: vec!["a".to_owned()], ..Okay::default() },
         Okay { headers: vec![header_option("content-length", "1", None, 0)], ..Okay::default() },
@@ -59,7 +59,7 @@ fn an_allowed_request_is_changed_as_the_service_says() {
         },
     ] {
         let response = CheckResponse { ok: Some(wrong), ..CheckResponse::default() };
-        assert!(matches!(read(&response), Err(NoAnswer::Unusable(_))), "{response:?}");
+        assert!(matches!(read(&response), Err(CheckError::Unusable(_))), "{response:?}");
     }
 }
 
@@ -72,11 +72,11 @@ fn a_denied_request_is_answered_as_the_service_says() {
     };
     let said =
         denied(401, vec![header_option("WWW-Authenticate", "Basic", None, 0)], "who are you?");
-    let Ok(Verdict::Denied(answer)) = read(&said) else { panic!("not denied") };
+    let Ok(AuthorizationResult::Denied(answer)) = read(&said) else { panic!("not denied") };
     assert_eq!((answer.status, answer.body.as_deref()), (Some(401), Some("who are you?")));
     assert_eq!(answer.headers[0].name, "www-authenticate");
     for (code, status) in [(0, 403), (99, 403), (204, 403), (302, 302), (503, 503)] {
-        let Ok(Verdict::Denied(answer)) = read(&denied(code, vec![], "")) else {
+        let Ok(AuthorizationResult::Denied(answer)) = read(&denied(code, vec![], "")) else {
             panic!("not denied")
         };
         assert_eq!((answer.status, answer.body), (Some(status), None));
@@ -84,15 +84,17 @@ fn a_denied_request_is_answered_as_the_service_says() {
     // Invalid headers do not turn a denial into anything else.
     let wrong =
         vec![header_option("x-a", "b", None, 9), header_option("connection", "close", None, 0)];
-    let Ok(Verdict::Denied(answer)) = read(&denied(401, wrong, "")) else { panic!("not denied") };
+    let Ok(AuthorizationResult::Denied(answer)) = read(&denied(401, wrong, "")) else {
+        panic!("not denied")
+    };
     assert_eq!((answer.status, answer.headers), (Some(401), Vec::new()));
     // An error of the service itself does not allow the request.
     let failed = CheckResponse { error: Some(Denied::default()), ..CheckResponse::default() };
     assert!(read(&failed).is_err());
     let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
-    assert!(matches!(read(&bare), Ok(Verdict::Denied(_))));
+    assert!(matches!(read(&bare), Ok(AuthorizationResult::Denied(_))));
     // The service must not change the framing; the request is denied all the same.
     let odd = denied(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
-    let Ok(Verdict::Denied(answer)) = read(&odd) else { panic!("not denied") };
+    let Ok(AuthorizationResult::Denied(answer)) = read(&odd) else { panic!("not denied") };
     assert!(answer.headers.is_empty());
 }

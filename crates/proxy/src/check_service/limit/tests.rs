@@ -6,15 +6,18 @@ use leno_model::{
     CheckService, CheckServiceAddress, Descriptor, DescriptorEntry, DescriptorValue, FailureMode,
     GlobalLimit, PortLimits, RateLimits, Server, ServicePolicyKind, ServicePolicyName,
 };
-use leno_traffic::Guards;
-use leno_traffic::guard::Asking;
+use leno_traffic::CompiledChecks;
+use leno_traffic::request_checks::CheckedClient;
 
 use super::super::protobuf::{CurrentLimit, Time};
 use super::*;
 use crate::tests::fixture;
 
-fn with_limit(tells: bool, check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>, Vec<Described>)) {
-    let at = CheckServiceAddress::Outside(Server::parse("http://127.0.0.1:9000").unwrap());
+fn with_limit(
+    tells: bool,
+    check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>, Vec<RequestDescriptor>),
+) {
+    let at = CheckServiceAddress::External(Server::parse("http://127.0.0.1:9000").unwrap());
     let timeout = Duration::from_millis(20);
     let entry = |key: &str, value| DescriptorEntry { key: key.to_owned(), value };
     let descriptor =
@@ -33,11 +36,11 @@ fn with_limit(tells: bool, check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", "all").unwrap();
     let mut plan = fixture::proxy_config("a", leno_model::Access::AllowAll);
     plan.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
-    let guards = Guards::build(&plan).unwrap().unwrap();
+    let guards = CompiledChecks::build(&plan).unwrap().unwrap();
     let fields: Vec<(String, String)> = Vec::new();
     let view =
         RequestView { method: "GET", path: "/a", query: None, authority: "a", fields: &fields };
-    let asking = Asking { account: None, address: [127, 0, 0, 1].into() };
+    let asking = CheckedClient { account: None, address: [127, 0, 0, 1].into() };
     let (limit, described) =
         guards.for_port(80).unwrap().required_limits(&view, asking).next().unwrap();
     check(limit, &view, described);
@@ -79,7 +82,9 @@ fn clients_are_reported_the_limit_that_has_least_left() {
     for tells in [true, false] {
         with_limit(tells, |limit, view, _| {
             let verdict = parse_verdict(response.encode_to_vec().into(), limit, view).unwrap();
-            let Verdict::Room { response, .. } = verdict else { panic!("{verdict:?}") };
+            let RateLimitResult::WithinLimit { response, .. } = verdict else {
+                panic!("{verdict:?}")
+            };
             let reported: Vec<_> =
                 response.set.iter().map(|it| format!("{}: {}", it.name, it.value)).collect();
             let all = [
@@ -102,12 +107,12 @@ fn what_is_too_much_is_answered_as_the_policy_says() {
     };
     with_limit(false, |limit, view, _| {
         let full = parse_verdict(response.encode_to_vec().into(), limit, view).unwrap();
-        let Verdict::Full { answer, wait } = full else { panic!("{full:?}") };
+        let RateLimitResult::OverLimit { answer, wait } = full else { panic!("{full:?}") };
         assert_eq!((answer.status, answer.body.as_deref()), (Some(503), Some("slowly")));
         assert_eq!(wait, Some(Duration::from_secs(7)));
         let unknown = RateLimitResponse::default();
         let unknown = parse_verdict(unknown.encode_to_vec().into(), limit, view);
-        assert!(matches!(unknown, Err(NoAnswer::Unusable(_))));
+        assert!(matches!(unknown, Err(CheckError::Unusable(_))));
         // Invalid headers do not lift the limit.
         let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
         let response = RateLimitResponse {
@@ -116,6 +121,6 @@ fn what_is_too_much_is_answered_as_the_policy_says() {
             ..RateLimitResponse::default()
         };
         let full = parse_verdict(response.encode_to_vec().into(), limit, view);
-        assert!(matches!(full, Ok(Verdict::Full { .. })), "{full:?}");
+        assert!(matches!(full, Ok(RateLimitResult::OverLimit { .. })), "{full:?}");
     });
 }

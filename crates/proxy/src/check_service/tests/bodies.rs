@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::future::poll_fn;
 
 use leno_model::{
-    Access, LongerBody, MtlsMode, RetryRule, RouteRule, RuleActions, ShownBody, WorkloadPlan,
-    WorkloadPort,
+    Access, BodyExcerpt, LongBodyAction, MtlsMode, RetryRule, RouteRule, RuleActions,
+    WorkloadConfig, WorkloadPort,
 };
 use leno_telemetry::Gauge;
 
@@ -15,17 +15,17 @@ use crate::tests::fixture::{Answer, End, proxy_config, wait_until_stable};
 use crate::tests::http2;
 use crate::tests::routes::{path_rule, routed_services};
 
-const TEXT: ShownBody =
-    ShownBody { bytes_max: 8, longer: LongerBody::Refused, pack_as_bytes: false };
-const BEGUN: ShownBody = ShownBody { longer: LongerBody::Begun, ..TEXT };
-const BYTES: ShownBody = ShownBody { pack_as_bytes: true, ..TEXT };
+const TEXT: BodyExcerpt =
+    BodyExcerpt { bytes_max: 8, long_body: LongBodyAction::Reject, pack_as_bytes: false };
+const BEGUN: BodyExcerpt = BodyExcerpt { long_body: LongBodyAction::SendPrefix, ..TEXT };
+const BYTES: BodyExcerpt = BodyExcerpt { pack_as_bytes: true, ..TEXT };
 
-fn guard_with_body(check_service: CheckService, body: ShownBody) -> PortGuard {
+fn guard_with_body(check_service: CheckService, body: BodyExcerpt) -> PortCheck {
     port_guard(Authorization { body: Some(body), ..authorization_rule(check_service) })
 }
 
 /// Returns the request that the service received, and the value of the partial body header.
-fn received_request(asked: &Asked) -> (HttpRequest, Option<String>) {
+fn received_request(asked: &RecordingService) -> (HttpRequest, Option<String>) {
     let http =
         asked.check_requests().pop().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
     let mut reported = http.headers.iter().filter(|it| it.key == "x-envoy-auth-partial-body");
@@ -51,7 +51,7 @@ fn a_service_sees_the_body_and_the_application_gets_it_unchanged() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -99,7 +99,7 @@ fn a_body_that_is_longer_is_refused_and_nobody_is_asked() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
@@ -138,7 +138,7 @@ async fn echo_application() -> Application {
 fn a_call_whose_message_is_longer_hears_of_it_in_its_own_words() {
     run(async {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
@@ -161,7 +161,7 @@ fn a_service_may_decide_by_the_beginning() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Deny), BEGUN)],
             Vec::new(),
@@ -201,7 +201,7 @@ fn a_service_may_decide_by_the_beginning() {
 fn a_call_that_waits_for_an_answer_is_asked_about_in_time() {
     run(async {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         let soon = Duration::from_secs(2);
         let check_service =
             CheckService { timeout: soon, ..asked.check_service(FailureMode::Deny) };
@@ -223,7 +223,7 @@ fn bytes_are_shown_as_they_are_and_text_as_text() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         let odd = [b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n", &b"a\xffb"[..]];
         for (body, text, bytes) in [(BYTES, "", &b"a\xffb"[..]), (TEXT, "a\u{fffd}b", b"")] {
             mesh.set_guards(
@@ -245,7 +245,7 @@ fn a_client_that_waits_for_a_word_is_reported_to_go_on() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -281,7 +281,7 @@ fn an_application_of_http2_hears_what_a_service_changed_and_of_no_word_that_is_w
             http2::send_data(&mut stream, heard.into(), true).await;
         });
         let mesh = http2::http2_mesh(app.await.address, Protocol::Http2).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -312,7 +312,7 @@ fn a_client_that_is_slow_does_not_get_around_the_question() {
         let mut setup = Setup::default();
         setup.limits.body_stall_timeout = Duration::from_millis(100);
         let mesh = Mesh::new(app.address, setup).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         // The server must be the one that times out, not the client's sidecar.
         let at = mesh.inbound;
         let check_service = CheckService {
@@ -348,7 +348,7 @@ fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Allow), TEXT)],
             Vec::new(),
@@ -368,16 +368,16 @@ fn where_bodies_take_all_memory_nothing_is_let_in_unasked() {
 }
 
 /// Makes the server accept unmeshed clients as well.
-fn take_plaintext(mesh: &Mesh, guards: Vec<PortGuard>) {
+fn take_plaintext(mesh: &Mesh, guards: Vec<PortCheck>) {
     let protocol = mesh.setup.protocol;
     let port = mesh.server.port;
     let ports = vec![WorkloadPort { name: None, port, protocol }];
     mesh.server.apply_config(
-        WorkloadPlan {
+        WorkloadConfig {
             ports,
-            served: BTreeMap::from([(port, test_service())]),
+            port_services: BTreeMap::from([(port, test_service())]),
             mtls: MtlsMode::Permissive,
-            guards: [(port, guards)].into(),
+            request_checks: [(port, guards)].into(),
             ..proxy_config("ratings", Access::AllowAll)
         },
         Vec::new(),
@@ -389,8 +389,8 @@ fn those_without_a_sidecar_are_asked_about_in_either_version() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
-        let whole = ShownBody { bytes_max: ShownBody::BYTES_MAX, ..TEXT };
+        let asked = RecordingService::respond_with(by_body).await;
+        let whole = BodyExcerpt { bytes_max: BodyExcerpt::BYTES_MAX, ..TEXT };
         take_plaintext(&mesh, vec![guard_with_body(asked.check_service(FailureMode::Deny), whole)]);
         // Longer than any window or buffer.
         let long = "abcdefg ".repeat(100_000);
@@ -431,7 +431,7 @@ fn each_attempt_is_asked_about_with_its_body() {
         })
         .await;
         let mesh = Mesh::permissive(app.address).await;
-        let asked = Asked::respond_with(by_body).await;
+        let asked = RecordingService::respond_with(by_body).await;
         mesh.set_guards(
             vec![guard_with_body(asked.check_service(FailureMode::Deny), TEXT)],
             Vec::new(),
@@ -463,15 +463,15 @@ fn services_of_several_policies_see_as_much_as_each_may() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let [none, few, all] = [
-            Asked::respond_with(by_body).await,
-            Asked::respond_with(by_body).await,
-            Asked::respond_with(by_body).await,
+            RecordingService::respond_with(by_body).await,
+            RecordingService::respond_with(by_body).await,
+            RecordingService::respond_with(by_body).await,
         ];
         let guards = vec![
             port_guard(authorization_rule(none.check_service(FailureMode::Deny))),
             guard_with_body(
                 few.check_service(FailureMode::Deny),
-                ShownBody { bytes_max: 2, ..BEGUN },
+                BodyExcerpt { bytes_max: 2, ..BEGUN },
             ),
             guard_with_body(all.check_service(FailureMode::Deny), TEXT),
         ];

@@ -239,7 +239,7 @@ fn a_question_on_a_link_that_goes_away_is_sent_again_within_a_bound() {
             async move {
                 let mut peer = Peer::accept_link(client.stream, &identity).await;
                 while let Some(event) = peer.next().await {
-                    if let Event::Opened { stream, .. } = event {
+                    if let LinkEvent::Opened { stream, .. } = event {
                         count.set(count.get() + 1);
                         peer.link.reset_stream(stream, ResetCode::Refused);
                         peer.link.go_away(GoAwayCode::Drain);

@@ -16,10 +16,10 @@ fn packet_with(name: &str, kind: RecordType, change: impl FnOnce(&mut Message)) 
     message.to_vec().unwrap()
 }
 
-fn parse_service(packet: &[u8]) -> Option<Asked> {
+fn parse_service(packet: &[u8]) -> Option<ServiceQuery> {
     match read(packet, &ClusterDomain::default()) {
-        Reading::Service(asked) => Some(*asked),
-        Reading::Foreign | Reading::Nonsense => None,
+        ParsedQuery::Service(asked) => Some(*asked),
+        ParsedQuery::OutsideMesh | ParsedQuery::Invalid => None,
     }
 }
 
@@ -48,9 +48,9 @@ fn only_full_names_of_services_are_for_the_mesh() {
     }
     let other: ClusterDomain = "Corp.example.".parse().unwrap();
     let there = query_packet("web.shop.svc.corp.example.", RecordType::A);
-    assert!(matches!(read(&there, &other), Reading::Service(_)));
+    assert!(matches!(read(&there, &other), ParsedQuery::Service(_)));
     for bad in ["", ".", "a..b", "-a", "a_b", &"a.".repeat(70)] {
-        assert_eq!(bad.parse::<ClusterDomain>(), Err(BadDomain), "{bad}");
+        assert_eq!(bad.parse::<ClusterDomain>(), Err(InvalidDomain), "{bad}");
     }
 }
 
@@ -73,7 +73,7 @@ fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
     for kind in [RecordType::SRV, RecordType::TXT, RecordType::ANY, RecordType::PTR] {
         assert!(matches!(
             read(&query_packet(name, kind), &ClusterDomain::default()),
-            Reading::Foreign
+            ParsedQuery::OutsideMesh
         ));
     }
     type Change = fn(&mut Message);
@@ -95,12 +95,12 @@ fn what_is_not_a_plain_look_up_for_an_address_is_for_others() {
     ];
     for change in changes {
         let packet = packet_with(name, RecordType::A, change);
-        assert!(matches!(read(&packet, &ClusterDomain::default()), Reading::Foreign));
+        assert!(matches!(read(&packet, &ClusterDomain::default()), ParsedQuery::OutsideMesh));
     }
     let answer = packet_with(name, RecordType::A, |it| {
         it.metadata.message_type = MessageType::Response;
     });
-    assert!(matches!(read(&answer, &ClusterDomain::default()), Reading::Nonsense));
+    assert!(matches!(read(&answer, &ClusterDomain::default()), ParsedQuery::Invalid));
 }
 
 #[test]
@@ -109,7 +109,8 @@ fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
         [IpAddr::from([10, 0, 0, 9]), "fd00::9".parse().unwrap()].into_iter().collect();
     for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
         let asked = parse_service(&query_packet("Web.shop.svc.cluster.local.", kind)).unwrap();
-        let reply = Message::from_vec(&asked.build_response(&both, Over::Udp).unwrap()).unwrap();
+        let reply =
+            Message::from_vec(&asked.build_response(&both, DnsTransport::Udp).unwrap()).unwrap();
         assert_eq!((reply.metadata.id, reply.metadata.response_code), (7, ResponseCode::NoError));
         assert!(
             reply.metadata.authoritative
@@ -126,7 +127,8 @@ fn an_answer_has_the_addresses_of_the_version_that_was_asked_for() {
     let asked =
         parse_service(&query_packet("web.shop.svc.cluster.local.", RecordType::AAAA)).unwrap();
     let reply =
-        Message::from_vec(&asked.build_response(&record_with(1), Over::Udp).unwrap()).unwrap();
+        Message::from_vec(&asked.build_response(&record_with(1), DnsTransport::Udp).unwrap())
+            .unwrap();
     assert_eq!((reply.answers.len(), reply.metadata.response_code), (0, ResponseCode::NoError));
     assert_eq!(reply.authorities[0].record_type(), RecordType::SOA);
 }
@@ -147,13 +149,13 @@ fn an_answer_that_does_not_fit_is_fetched_over_tcp() {
         assert_eq!(reply.edns.is_some(), payload.is_some());
         (reply.metadata.truncation, reply.answers.len())
     };
-    assert_eq!(read(None, Over::Udp, 20), (false, 20));
+    assert_eq!(read(None, DnsTransport::Udp, 20), (false, 20));
     // 12 and 33 bytes of 512, and 16 for each.
-    assert_eq!(read(None, Over::Udp, 64), (true, 29));
-    assert_eq!(read(None, Over::Tcp, 64), (false, 64));
-    assert_eq!(read(Some(1232), Over::Udp, 64), (false, 64));
-    assert_eq!(read(Some(0), Over::Udp, 64), (true, 28));
-    assert_eq!(read(Some(u16::MAX), Over::Udp, 64), (false, 64));
+    assert_eq!(read(None, DnsTransport::Udp, 64), (true, 29));
+    assert_eq!(read(None, DnsTransport::Tcp, 64), (false, 64));
+    assert_eq!(read(Some(1232), DnsTransport::Udp, 64), (false, 64));
+    assert_eq!(read(Some(0), DnsTransport::Udp, 64), (true, 28));
+    assert_eq!(read(Some(u16::MAX), DnsTransport::Udp, 64), (false, 64));
 }
 
 #[test]
@@ -162,8 +164,10 @@ fn of_many_addresses_not_everybody_gets_the_same_first() {
         let packet = packet_with("web.shop.svc.cluster.local.", RecordType::A, |it| {
             it.metadata.id = id;
         });
-        let bytes =
-            parse_service(&packet).unwrap().build_response(&record_with(3), Over::Udp).unwrap();
+        let bytes = parse_service(&packet)
+            .unwrap()
+            .build_response(&record_with(3), DnsTransport::Udp)
+            .unwrap();
         Message::from_vec(&bytes).unwrap().answers[0].data.to_string()
     };
     assert_eq!([0, 1, 2, 3].map(first), ["10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.0"]);
@@ -188,7 +192,7 @@ fn hostile_packets_do_no_harm() {
     let harmless = |packet: &[u8]| {
         drop(server_failure(packet));
         if let Some(asked) = parse_service(packet) {
-            let answer = asked.build_response(&record_with(64), Over::Udp).unwrap();
+            let answer = asked.build_response(&record_with(64), DnsTransport::Udp).unwrap();
             assert!(answer.len() <= usize::from(PACKET_BYTES_MAX));
         }
     };

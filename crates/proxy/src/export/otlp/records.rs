@@ -2,28 +2,28 @@
 
 use std::sync::Arc;
 
-use leno_model::{LogForm, Reason};
+use leno_model::{LogFormat, Reason};
 use leno_outside::otlp::{
-    AnyValue, ELEMENT_BYTES, KeyValue, REQUEST_BYTES_MAX, Resource, Scope, any_value, key_value,
-    unix_nanoseconds,
+    AnyValue, ELEMENT_BYTES, InstrumentationScope, KeyValue, OtlpResource, REQUEST_BYTES_MAX,
+    any_value, key_value, unix_nanoseconds,
 };
-use leno_outside::{Source, Value};
+use leno_outside::{AttributeValue, ResourceIdentity};
 use leno_telemetry::LogValue;
 use prost::Message;
 
 use crate::access_log;
-use crate::seen::Seen;
+use crate::request_trace::TraceEntry;
 
 /// Encodes the collector's `Export` requests for these entries, each with the number of its records.
 pub(in crate::export) fn encode_requests(
-    source: &Source,
-    batch: &[Arc<Seen>],
-    form: &LogForm,
+    source: &ResourceIdentity,
+    batch: &[Arc<TraceEntry>],
+    form: &LogFormat,
 ) -> Vec<(Vec<u8>, u64)> {
     let mut requests = Vec::new();
     let (mut records, mut bytes) = (Vec::new(), 0);
-    for seen in batch {
-        let record = log_record(seen, form);
+    for trace_entry in batch {
+        let record = log_record(trace_entry, form);
         bytes += record.encoded_len() + ELEMENT_BYTES;
         records.push(record);
         if bytes >= REQUEST_BYTES_MAX {
@@ -37,43 +37,46 @@ pub(in crate::export) fn encode_requests(
     requests
 }
 
-fn encode_request(source: &Source, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
+fn encode_request(source: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
     let count = records.len() as u64;
-    let logs = ScopeLogs { scope: Some(Scope::own_scope()), records };
+    let logs = ScopeLogs { scope: Some(InstrumentationScope::own_scope()), records };
     let logs =
-        ResourceLogs { resource: Some(Resource::from_source(source)), scope_logs: vec![logs] };
+        ResourceLogs { resource: Some(OtlpResource::from_source(source)), scope_logs: vec![logs] };
     (ExportRequest { resource_logs: vec![logs] }.encode_to_vec(), count)
 }
 
-fn log_record(seen: &Seen, form: &LogForm) -> LogRecord {
+fn log_record(trace_entry: &TraceEntry, form: &LogFormat) -> LogRecord {
     let mut line = String::new();
-    access_log::append_line(seen, form, &mut line);
+    access_log::append_line(trace_entry, form, &mut line);
     line.truncate(line.trim_end_matches('\n').len());
-    let attributes = access_log::with_entry(seen, |entry| {
+    let attributes = access_log::with_entry(trace_entry, |entry| {
         // The record has fields of its own for the trace and span IDs.
         let reported =
             entry.present_fields().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
         reported.map(|(name, value)| key_value(name, of_log(value))).collect()
     });
-    let (severity_number, severity_text) = severity_of(seen);
-    let ended = unix_nanoseconds(seen.ended);
+    let (severity_number, severity_text) = severity_of(trace_entry);
+    let ended = unix_nanoseconds(trace_entry.ended);
     LogRecord {
         time_unix_nano: ended,
         observed_time_unix_nano: ended,
         severity_number,
         severity_text: severity_text.to_owned(),
-        body: Some(AnyValue { value: Some(any_value::Value::Text(line)) }),
+        body: Some(AnyValue { value: Some(any_value::AnyValueKind::Text(line)) }),
         attributes,
-        flags: seen.span.map_or(0, |span| span.is_sampled.into()),
-        trace_id: seen.span.map(|it| it.trace.0.get().to_be_bytes().into()).unwrap_or_default(),
-        span_id: seen.span.map(|it| it.id.0.get().to_be_bytes().into()).unwrap_or_default(),
+        flags: trace_entry.span.map_or(0, |span| span.is_sampled.into()),
+        trace_id: trace_entry
+            .span
+            .map(|it| it.trace.0.get().to_be_bytes().into())
+            .unwrap_or_default(),
+        span_id: trace_entry.span.map(|it| it.id.0.get().to_be_bytes().into()).unwrap_or_default(),
     }
 }
 
 /// Returns the severity: an error if a request failed, a warning if the client caused it or the response status
 /// indicates one.
-fn severity_of(seen: &Seen) -> (i32, &'static str) {
-    let outcome = &seen.outcome;
+fn severity_of(trace_entry: &TraceEntry) -> (i32, &'static str) {
+    let outcome = &trace_entry.outcome;
     let gone = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
     let is_clients = outcome.reason.is_some_and(|reason| gone.contains(&reason));
     match outcome.status {
@@ -84,12 +87,14 @@ fn severity_of(seen: &Seen) -> (i32, &'static str) {
     }
 }
 
-fn of_log(value: LogValue<'_>) -> Value {
+fn of_log(value: LogValue<'_>) -> AttributeValue {
     match value {
-        LogValue::Text(text) => Value::Text(text.to_owned()),
-        LogValue::Number(number) => Value::Number(i64::try_from(number).unwrap_or(i64::MAX)),
-        LogValue::Milliseconds(milliseconds) => Value::Fraction(milliseconds),
-        LogValue::Address(address) => Value::Text(address.to_string()),
+        LogValue::Text(text) => AttributeValue::Text(text.to_owned()),
+        LogValue::Number(number) => {
+            AttributeValue::Number(i64::try_from(number).unwrap_or(i64::MAX))
+        }
+        LogValue::Milliseconds(milliseconds) => AttributeValue::Fraction(milliseconds),
+        LogValue::Address(address) => AttributeValue::Text(address.to_string()),
     }
 }
 
@@ -102,7 +107,7 @@ pub(in crate::export) struct ExportRequest {
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ResourceLogs {
     #[prost(message, optional, tag = "1")]
-    pub(in crate::export) resource: Option<Resource>,
+    pub(in crate::export) resource: Option<OtlpResource>,
     #[prost(message, repeated, tag = "2")]
     pub(in crate::export) scope_logs: Vec<ScopeLogs>,
 }
@@ -110,7 +115,7 @@ pub(in crate::export) struct ResourceLogs {
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ScopeLogs {
     #[prost(message, optional, tag = "1")]
-    pub(in crate::export) scope: Option<Scope>,
+    pub(in crate::export) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
     pub(in crate::export) records: Vec<LogRecord>,
 }

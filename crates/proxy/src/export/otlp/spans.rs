@@ -2,27 +2,33 @@
 
 use std::sync::Arc;
 
-use leno_outside::Source;
-use leno_outside::otlp::{KeyValue, Resource, Scope, key_value, unix_nanoseconds};
+use leno_outside::ResourceIdentity;
+use leno_outside::otlp::{
+    InstrumentationScope, KeyValue, OtlpResource, key_value, unix_nanoseconds,
+};
 use prost::Message;
 
 use super::super::source::{is_server, span_attributes, span_error, span_name};
-use crate::seen::Seen;
+use crate::request_trace::TraceEntry;
 
 /// Encodes the collector's `Export` request.
-pub(in crate::export) fn encode_request(source: &Source, batch: &[Arc<Seen>]) -> Vec<u8> {
-    let spans = batch.iter().filter_map(|seen| otlp_span(seen)).collect();
-    let spans = ScopeSpans { scope: Some(Scope::own_scope()), spans };
-    let resource = Some(Resource::from_source(source));
+pub(in crate::export) fn encode_request(
+    source: &ResourceIdentity,
+    batch: &[Arc<TraceEntry>],
+) -> Vec<u8> {
+    let spans = batch.iter().filter_map(|trace_entry| otlp_span(trace_entry)).collect();
+    let spans = ScopeSpans { scope: Some(InstrumentationScope::own_scope()), spans };
+    let resource = Some(OtlpResource::from_source(source));
     let spans = ResourceSpans { resource, scope_spans: vec![spans] };
     ExportRequest { resource_spans: vec![spans] }.encode_to_vec()
 }
 
-fn otlp_span(seen: &Seen) -> Option<Span> {
-    let context = seen.span?;
-    let kind = if is_server(seen) { KIND_SERVER } else { KIND_CLIENT };
-    let status = span_error(seen).map(|message| Status { message, code: STATUS_ERROR });
-    let attributes = span_attributes(seen).into_iter().map(|(key, value)| key_value(key, value));
+fn otlp_span(trace_entry: &TraceEntry) -> Option<Span> {
+    let context = trace_entry.span?;
+    let kind = if is_server(trace_entry) { KIND_SERVER } else { KIND_CLIENT };
+    let status = span_error(trace_entry).map(|message| Status { message, code: STATUS_ERROR });
+    let attributes =
+        span_attributes(trace_entry).into_iter().map(|(key, value)| key_value(key, value));
     Some(Span {
         trace_id: context.trace.0.get().to_be_bytes().into(),
         span_id: context.id.0.get().to_be_bytes().into(),
@@ -30,10 +36,10 @@ fn otlp_span(seen: &Seen) -> Option<Span> {
             .parent
             .map(|id| id.0.get().to_be_bytes().into())
             .unwrap_or_default(),
-        name: span_name(seen),
+        name: span_name(trace_entry),
         kind,
-        start_time_unix_nano: unix_nanoseconds(seen.started_at()),
-        end_time_unix_nano: unix_nanoseconds(seen.ended),
+        start_time_unix_nano: unix_nanoseconds(trace_entry.started_at()),
+        end_time_unix_nano: unix_nanoseconds(trace_entry.ended),
         attributes: attributes.collect(),
         status,
         flags: u32::from(context.is_sampled),
@@ -49,7 +55,7 @@ pub(in crate::export) struct ExportRequest {
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ResourceSpans {
     #[prost(message, optional, tag = "1")]
-    pub(in crate::export) resource: Option<Resource>,
+    pub(in crate::export) resource: Option<OtlpResource>,
     #[prost(message, repeated, tag = "2")]
     pub(in crate::export) scope_spans: Vec<ScopeSpans>,
 }
@@ -57,7 +63,7 @@ pub(in crate::export) struct ResourceSpans {
 #[derive(Clone, PartialEq, Message)]
 pub(in crate::export) struct ScopeSpans {
     #[prost(message, optional, tag = "1")]
-    pub(in crate::export) scope: Option<Scope>,
+    pub(in crate::export) scope: Option<InstrumentationScope>,
     #[prost(message, repeated, tag = "2")]
     pub(in crate::export) spans: Vec<Span>,
 }

@@ -1,7 +1,7 @@
 //! Access log entries as records: the same fields, and no secrets.
 
-use leno_model::{AccessLog, LogForm, LogTemplate};
-use leno_outside::otlp::{AnyValue, ExportAnswer, PartialSuccess, any_value};
+use leno_model::{AccessLog, LogFormat, LogTemplate};
+use leno_outside::otlp::{AnyValue, ExportResponse, PartialSuccess, any_value};
 
 use super::receiver::{Receiver, response_with};
 use super::*;
@@ -16,12 +16,12 @@ fn decode_records(bytes: &[u8]) -> Vec<LogRecord> {
 
 fn record_body(record: &LogRecord) -> &str {
     match record.body.as_ref().and_then(|body| body.value.as_ref()) {
-        Some(any_value::Value::Text(text)) => text,
+        Some(any_value::AnyValueKind::Text(text)) => text,
         other => panic!("{other:?}"),
     }
 }
 
-fn find_attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::Value> {
+fn find_attribute<'a>(record: &'a LogRecord, name: &str) -> Option<&'a any_value::AnyValueKind> {
     let found = record.attributes.iter().find(|attribute| attribute.key == name)?;
     let Some(AnyValue { value: Some(value) }) = &found.value else { panic!("{found:?}") };
     Some(value)
@@ -34,7 +34,7 @@ fn a_record_is_the_line_and_its_fields() {
         trace_entry("inbound", 403, Some("denied")),
         trace_entry("outbound", 0, Some("connect-failed")),
     ];
-    let requests = records::encode_requests(&source(), &batch, &LogForm::Json);
+    let requests = records::encode_requests(&source(), &batch, &LogFormat::Json);
     let [(bytes, 3)] = &requests[..] else { panic!("one request of three") };
     assert!(!String::from_utf8_lossy(bytes).contains("hunter2"));
     let records = decode_records(bytes);
@@ -53,27 +53,29 @@ fn a_record_is_the_line_and_its_fields() {
             serde_json::Value::Null => assert_eq!(reported, None, "{name}"),
             _ if name == "trace_id" || name == "span_id" => assert_eq!(reported, None, "{name}"),
             serde_json::Value::String(text) => {
-                assert_eq!(reported, Some(&any_value::Value::Text(text.clone())), "{name}");
+                assert_eq!(reported, Some(&any_value::AnyValueKind::Text(text.clone())), "{name}");
             }
             serde_json::Value::Number(number) => match reported.unwrap() {
-                any_value::Value::Number(reported) => assert_eq!(number.as_i64(), Some(*reported)),
-                any_value::Value::Fraction(reported) => {
+                any_value::AnyValueKind::Number(reported) => {
+                    assert_eq!(number.as_i64(), Some(*reported))
+                }
+                any_value::AnyValueKind::Fraction(reported) => {
                     assert_eq!(number.as_f64(), Some(*reported))
                 }
-                any_value::Value::Text(reported) => panic!("{name}: {reported}"),
+                any_value::AnyValueKind::Text(reported) => panic!("{name}: {reported}"),
             },
             other => panic!("{name}: {other}"),
         }
     }
     assert_eq!(
         find_attribute(record, "path"),
-        Some(&any_value::Value::Text("/ratings/1".to_owned()))
+        Some(&any_value::AnyValueKind::Text("/ratings/1".to_owned()))
     );
 }
 
 #[test]
 fn a_template_is_for_the_body_alone() {
-    let form = LogForm::Template(LogTemplate::parse("{method} {path}").unwrap());
+    let form = LogFormat::Template(LogTemplate::parse("{method} {path}").unwrap());
     let requests = records::encode_requests(&source(), &[trace_entry("inbound", 200, None)], &form);
     let record = &decode_records(&requests[0].0)[0];
     assert_eq!(record_body(record), "GET /ratings/1");
@@ -87,7 +89,7 @@ fn many_long_lines_go_in_several_requests() {
     long.user_agent = "x".repeat(1024);
     let long = Arc::new(long);
     let batch = vec![long; 1000];
-    let requests = records::encode_requests(&source(), &batch, &LogForm::Json);
+    let requests = records::encode_requests(&source(), &batch, &LogFormat::Json);
     assert!(requests.len() > 1);
     assert_eq!(requests.iter().map(|(_, count)| count).sum::<u64>(), 1000);
     assert!(requests.iter().all(|(bytes, _)| bytes.len() < 4 << 20));
@@ -96,27 +98,31 @@ fn many_long_lines_go_in_several_requests() {
 /// Sends three entries to a collector; returns the numbers of accepted and rejected records.
 async fn export_entries(url: &str) -> (u64, u64) {
     let directory = tempfile::tempdir().unwrap();
-    let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+    let (config_store, _wanted) =
+        ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
     let collector = Collector::parse(Signal::Logs, CollectorProtocol::OtlpHttp, url).unwrap();
     let log = AccessLog { collector: Some(collector), ..AccessLog::json() };
-    world.sights.apply_settings(&Sight { access_log: Some(log), ..Sight::default() });
+    config_store
+        .observability
+        .apply_settings(&Observability { access_log: Some(log), ..Observability::default() });
     let telemetry = Telemetry::new();
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
     let config = Config::for_sidecar(workload_name("a"), domain, directory.path().to_owned());
-    let courier = Courier::new(Arc::new(config), world.clone(), telemetry.new_shard());
+    let exporter =
+        TelemetryExporter::new(Arc::new(config), config_store.clone(), telemetry.new_shard());
     let (queue, intake) = mpsc::channel(4);
     for _ in 0..3 {
         queue.try_send(trace_entry("inbound", 200, None)).unwrap();
     }
     drop(queue);
-    crate::access_log::write(intake, Rc::new(courier)).await;
+    crate::access_log::write(intake, Rc::new(exporter)).await;
     (telemetry.count(Count::RecordsExported), telemetry.count(Count::RecordsRejected))
 }
 
 #[test]
 fn lines_go_to_the_collector_where_the_mesh_says_so() {
     run(async {
-        let partial = ExportAnswer {
+        let partial = ExportResponse {
             partial_success: Some(PartialSuccess { rejected: 1, ..PartialSuccess::default() }),
         };
         let receiver =

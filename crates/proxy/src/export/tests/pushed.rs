@@ -14,20 +14,20 @@ fn telemetry_with_counts() -> Arc<Telemetry> {
     telemetry
 }
 
-fn push_settings(url: &str) -> Sight {
+fn push_settings(url: &str) -> Observability {
     let collector = Collector::parse(Signal::Metrics, CollectorProtocol::OtlpHttp, url).unwrap();
     let push = MetricsPush { collector, interval: MetricsPush::INTERVAL_MAX };
-    Sight { metrics: Some(Box::new(push)), ..Sight::default() }
+    Observability { metrics: Some(Box::new(push)), ..Observability::default() }
 }
 
 fn test_exporter(
-    world: &Arc<World>,
+    config_store: &Arc<ConfigStore>,
     directory: &std::path::Path,
     telemetry: &Arc<Telemetry>,
-) -> Courier {
+) -> TelemetryExporter {
     let domain = leno_model::TrustDomain::new("cluster.local").unwrap();
     let config = Config::for_sidecar(workload_name("a"), domain, directory.to_owned());
-    Courier::new(Arc::new(config), world.clone(), telemetry.new_shard())
+    TelemetryExporter::new(Arc::new(config), config_store.clone(), telemetry.new_shard())
 }
 
 #[test]
@@ -35,14 +35,17 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let directory = tempfile::tempdir().unwrap();
-        let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
-        world.sights.apply_settings(&push_settings(&format!("http://{}", receiver.address)));
+        let (config_store, _wanted) =
+            ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
+        config_store
+            .observability
+            .apply_settings(&push_settings(&format!("http://{}", receiver.address)));
         let telemetry = telemetry_with_counts();
-        let courier = test_exporter(&world, directory.path(), &telemetry);
+        let exporter = test_exporter(&config_store, directory.path(), &telemetry);
         let (over, ended) = oneshot::channel();
         // The first push is due within an hour; the last one is sent now.
         drop(over);
-        push_metrics(Rc::new(courier), (UNIX_EPOCH, u64::MAX), ended).await;
+        push_metrics(Rc::new(exporter), (UNIX_EPOCH, u64::MAX), ended).await;
         assert!(telemetry.count(Count::PointsExported) > 30);
         assert_eq!(telemetry.count(Count::PointsRejected), 0);
         let arrived = receiver.arrived_requests();
@@ -60,15 +63,18 @@ fn pushing_begins_and_ends_with_what_the_mesh_says() {
     run(async {
         let receiver = Receiver::start(Vec::new()).await;
         let directory = tempfile::tempdir().unwrap();
-        let (world, _wanted) = World::new(Names::default(), std::time::Instant::now());
+        let (config_store, _wanted) =
+            ConfigStore::new(VirtualAddresses::default(), std::time::Instant::now());
         let telemetry = telemetry_with_counts();
-        let courier = Rc::new(test_exporter(&world, directory.path(), &telemetry));
+        let exporter = Rc::new(test_exporter(&config_store, directory.path(), &telemetry));
         let (over, ended) = oneshot::channel();
         // Seed 0: the first push is due at once.
-        let pushing = tokio::task::spawn_local(push_metrics(courier, (UNIX_EPOCH, 0), ended));
-        world.sights.apply_settings(&push_settings(&format!("http://{}/tenant", receiver.address)));
+        let pushing = tokio::task::spawn_local(push_metrics(exporter, (UNIX_EPOCH, 0), ended));
+        config_store
+            .observability
+            .apply_settings(&push_settings(&format!("http://{}/tenant", receiver.address)));
         crate::tests::fixture::wait_until(|| telemetry.count(Count::PointsExported) > 0).await;
-        world.sights.apply_settings(&Sight::default());
+        config_store.observability.apply_settings(&Observability::default());
         drop(over);
         pushing.await.unwrap();
         let arrived = receiver.arrived_requests();

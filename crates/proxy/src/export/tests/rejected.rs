@@ -4,22 +4,22 @@
 use std::sync::Arc;
 
 use http::Request;
-use leno_model::{Access, Protocol, Sight};
-use leno_outside::Value;
+use leno_model::{Access, Observability, Protocol};
+use leno_outside::AttributeValue;
 use prost::Message;
 use tokio::sync::mpsc;
 
 use super::super::{otlp, zipkin};
 use super::source;
 use crate::export::source::span_attributes;
-use crate::seen::Seen;
+use crate::request_trace::TraceEntry;
 use crate::tests::fixture::{Application, Client, GET, Mesh, OK, Setup, run, wait_until};
 use crate::tests::http2::{connect_client, grpc_request};
 use crate::tests::tracing::tracing_settings;
 
 /// Creates a mesh that traces only failures; the server enforces `access`.
 async fn tracing_mesh(application: &Application, protocol: Protocol, access: Access) -> Mesh {
-    let sight = Sight { tracing: Some(tracing_settings("0%")), ..Sight::default() };
+    let sight = Observability { tracing: Some(tracing_settings("0%")), ..Observability::default() };
     let setup = Setup { sight, protocol, access, ..Setup::default() };
     Mesh::new(application.address, setup).await
 }
@@ -47,9 +47,9 @@ async fn call_once(mesh: &Mesh, protocol: Protocol) {
 
 /// Returns the error and the reason of a sidecar's only span, as a collector gets it.
 fn exported_span(
-    spans: &mut mpsc::Receiver<Arc<Seen>>,
+    spans: &mut mpsc::Receiver<Arc<TraceEntry>>,
     about: &str,
-) -> (Option<String>, Option<Value>) {
+) -> (Option<String>, Option<AttributeValue>) {
     let batch = [spans.try_recv().unwrap_or_else(|_| panic!("{about}: a span"))];
     assert!(spans.try_recv().is_err(), "{about}: one span");
     let reason = span_attributes(&batch[0]).into_iter().find(|(name, _)| *name == "leno.reason");
@@ -65,8 +65,8 @@ fn exported_span(
     (error, reason.map(|(_, value)| value))
 }
 
-fn expected_failure(reason: &str) -> (Option<String>, Option<Value>) {
-    (Some(reason.to_owned()), Some(Value::Text(reason.to_owned())))
+fn expected_failure(reason: &str) -> (Option<String>, Option<AttributeValue>) {
+    (Some(reason.to_owned()), Some(AttributeValue::Text(reason.to_owned())))
 }
 
 #[test]
@@ -138,9 +138,12 @@ fn an_error_of_the_application_has_no_reason_in_its_span() {
             );
             let app = Application::respond_with(move |_| claims.clone()).await;
             let mut mesh = tracing_mesh(&app, Protocol::Http, Access::AllowAll).await;
-            let sight = Sight { tracing: Some(tracing_settings("100%")), ..Sight::default() };
+            let sight = Observability {
+                tracing: Some(tracing_settings("100%")),
+                ..Observability::default()
+            };
             for sidecar in [&mesh.client, &mesh.server] {
-                sidecar.worker.world.sights.apply_settings(&sight);
+                sidecar.worker.config_store.observability.apply_settings(&sight);
             }
             call_once(&mesh, Protocol::Http).await;
             wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;

@@ -11,33 +11,33 @@ use bytes::Bytes;
 use leno_model::{EndpointId, HedgeRule, Reason, ServiceName};
 use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::CompiledActions;
-use leno_traffic::hedge::{Hedged, may_hedge};
-use leno_traffic::outlier::Ending;
-use leno_wire::http1::{Answers, Parsed, ResponseHead};
+use leno_traffic::hedge::{HedgeConditions, may_hedge};
+use leno_traffic::outlier::EndpointResult;
+use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 
 use super::{Exchange, ResponseObserver};
 use crate::error::lost_reason;
-use crate::http::again::{self, charge_retry};
-use crate::http::forward::{Progress, forward_response};
+use crate::http::forward::{ExchangeProgress, forward_response};
 use crate::http::grpc;
 use crate::http::mirror::send_whole;
-use crate::http::replay::Hold;
-use crate::http::request::Aim;
-use crate::http::route::{Bound, Destination};
+use crate::http::replay::ReplayBuffer;
+use crate::http::request::ParsedTarget;
+use crate::http::retry::{self, charge_retry};
+use crate::http::route::{Destination, ResolvedRoute};
 use crate::http::trailers;
 use crate::http2::cancel;
 use crate::link::{LinkStream, ReceivedHead};
 use crate::record::Hedge;
 use crate::session::Session;
-use crate::upstream::cluster::Trial;
-use crate::upstream::gate::Retrying;
+use crate::upstream::circuit_breaker::RetrySlot;
+use crate::upstream::cluster::OutcomeGuard;
 use crate::upstream::pick::pick_endpoint;
-use crate::upstream::{Checkout, Destined, Timed, Upstream, Wait};
+use crate::upstream::{AttemptTarget, Checkout, ConnectWait, TimedAttempt, Upstream};
 use crate::worker::Worker;
 
 /// State shared by two parallel attempts.
 #[derive(Debug, Default)]
-pub(crate) struct Beside {
+pub(crate) struct HedgeState {
     /// The endpoint of the first attempt.
     first: RefCell<Option<EndpointId>>,
     is_answered: Cell<bool>,
@@ -46,7 +46,7 @@ pub(crate) struct Beside {
     is_alone: Cell<bool>,
 }
 
-impl Beside {
+impl HedgeState {
     /// Records the endpoint of the first attempt.
     pub(crate) fn record_first(&self, to: Option<EndpointId>) {
         self.first.replace(to);
@@ -64,30 +64,42 @@ impl Beside {
 }
 
 /// The attempt that ends the race.
-enum Raced {
+enum RaceResult {
     First(Result<(), Reason>),
-    Second(Box<Answered>),
+    Second(Box<HedgeResponse>),
 }
 
 impl Exchange<'_, '_> {
     /// Returns the hedging rule that applies to the next attempt.
     #[inline]
-    pub(super) fn hedge_rule<'b>(&self, aim: &Aim<'_>, bound: &'b Bound) -> Option<&'b HedgeRule> {
-        let hedging = bound.unusual.as_ref()?.hedging.as_ref()?;
+    pub(super) fn hedge_rule<'b>(
+        &self,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &'b ResolvedRoute,
+    ) -> Option<&'b HedgeRule> {
+        let hedging = resolved_route.fault_or_hedge_policy.as_ref()?.hedging.as_ref()?;
         // A second attempt would need a connection that does not belong to the client.
         if self.is_private() {
             return None;
         }
-        self.may_hedge(&hedging.rule, aim, bound).then_some(&hedging.rule)
+        self.may_hedge(&hedging.rule, request_target, resolved_route).then_some(&hedging.rule)
     }
 
-    fn may_hedge(&self, rule: &HedgeRule, aim: &Aim<'_>, bound: &Bound) -> bool {
+    fn may_hedge(
+        &self,
+        rule: &HedgeRule,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> bool {
         let retry = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let request = Hedged {
-            method: aim.method,
+        let request = HedgeConditions {
+            method: request_target.method,
             waits: self.request.upgrade
                 || self.request.head.find(&self.request.bytes, "expect").next().is_some(),
-            keeps: bound.stay.as_ref().is_some_and(|stay| stay.session_endpoint().is_some()),
+            keeps: resolved_route
+                .session_affinity
+                .as_ref()
+                .is_some_and(|session_affinity| session_affinity.session_endpoint().is_some()),
             retries: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         };
         may_hedge(rule, retry, &request)
@@ -97,54 +109,60 @@ impl Exchange<'_, '_> {
     /// response; the other attempt is canceled, and does not count as a failure.
     pub(super) async fn send_hedged(
         &mut self,
-        aim: &Aim<'_>,
-        bound: &Bound,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
         rule: &HedgeRule,
         tried: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
-        let beside = Rc::new(Beside::default());
+        let hedge_state = Rc::new(HedgeState::default());
         let has_body = !self.body.is_empty();
         let session = self.session;
-        let second = Second {
+        let second = HedgedAttempt {
             session,
             worker: &session.worker,
-            bound,
-            head: self.link_head(aim, self.actions.as_deref()).freeze(),
+            resolved_route,
+            head: self.link_head(request_target, self.actions.as_deref()).freeze(),
             held: has_body.then(|| self.keep_body()),
             service: self.record.subject.service.clone(),
             actions: self.actions.clone(),
             is_grpc: self.request.is_grpc(),
-            beside: beside.clone(),
+            hedge_state: hedge_state.clone(),
         };
         if self.actions.as_ref().is_none_or(|actions| actions.retry.is_none()) {
-            again::pay_in(&self.session.worker, second.service.as_ref());
+            retry::pay_in(&self.session.worker, second.service.as_ref());
         }
-        self.observer = Some(ResponseObserver::Beside(beside));
-        let raced = self.race_attempts(aim, bound, &mut *tried, rule.after, second).await;
+        self.observer = Some(ResponseObserver::Hedge(hedge_state));
+        let raced = self
+            .race_attempts(request_target, resolved_route, &mut *tried, rule.after, second)
+            .await;
         let answered = match raced {
-            Raced::First(outcome) => return outcome,
-            Raced::Second(answered) => *answered,
+            RaceResult::First(outcome) => return outcome,
+            RaceResult::Second(answered) => *answered,
         };
-        let Answered { upstream, trial, stream, timed, retrying: _retrying } = answered;
+        let HedgeResponse { upstream, outcome_guard, stream, timed_attempt, retry_slot: _retrying } =
+            answered;
         // The first attempt is not retried, whatever its result; and all of the body was sent.
-        self.retrying.give_back();
+        self.retry_slot.give_back();
         self.body.skip_kept();
         self.record_hedge(Hedge::Won);
         session.worker.shard.add(Count::HedgesWon, 1);
-        self.progress =
-            Progress { request_sent: true, body_taken: has_body, ..Progress::default() };
+        self.progress = ExchangeProgress {
+            request_sent: true,
+            body_taken: has_body,
+            ..ExchangeProgress::default()
+        };
         self.record.head.rejection.set(None);
         // The guards of the first attempt are dropped without an outcome.
-        (self.timed, self.trial) = (Some(timed), trial);
+        (self.timed_attempt, self.outcome_guard) = (Some(timed_attempt), outcome_guard);
         *tried = Some(upstream.endpoint.id.clone());
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(upstream.endpoint.address);
         }
-        if let Some(stay) = &bound.stay {
-            self.keeps = self.known_of(stay, tried.as_ref());
+        if let Some(session_affinity) = &resolved_route.session_affinity {
+            self.affinity_field = self.known_of(session_affinity, tried.as_ref());
         }
         let outcome = forward_response(self, &stream).await;
-        Destined::Upstream(upstream).record_outcome(&self.session.worker, outcome);
+        AttemptTarget::Upstream(upstream).record_outcome(&self.session.worker, outcome);
         self.end_attempt(outcome);
         outcome
     }
@@ -152,7 +170,8 @@ impl Exchange<'_, '_> {
     /// Records the result of a second attempt, if there was one.
     pub(super) fn record_hedge(&mut self, hedge: Hedge) {
         let hedged = self.observer.take_if(|observer| observer.hedge_state().is_some());
-        if hedged.as_ref().and_then(ResponseObserver::hedge_state).is_some_and(Beside::is_sent) {
+        if hedged.as_ref().and_then(ResponseObserver::hedge_state).is_some_and(HedgeState::is_sent)
+        {
             self.record.retries += 1;
             self.record.hedge = Some(hedge);
         }
@@ -161,15 +180,15 @@ impl Exchange<'_, '_> {
     /// Runs both attempts until one of them has a response, or both have failed.
     async fn race_attempts(
         &mut self,
-        aim: &Aim<'_>,
-        bound: &Bound,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
         tried: &mut Option<EndpointId>,
         after: Duration,
-        second: Second<'_>,
-    ) -> Raced {
+        second: HedgedAttempt<'_>,
+    ) -> RaceResult {
         let client = self.responder.client_connection();
-        let beside = second.beside.clone();
-        let mut first = Some(Box::pin(self.send_attempt(aim, bound, tried)));
+        let hedge_state = second.hedge_state.clone();
+        let mut first = Some(Box::pin(self.send_attempt(request_target, resolved_route, tried)));
         let mut second = Some(Box::pin(second.await_response(after)));
         let mut failed = None;
         let raced = poll_fn(|cx| {
@@ -179,17 +198,19 @@ impl Exchange<'_, '_> {
                 first = None;
                 match outcome {
                     Err(reason)
-                        if second.is_some() && beside.is_sent() && !beside.is_answered.get() =>
+                        if second.is_some()
+                            && hedge_state.is_sent()
+                            && !hedge_state.is_answered.get() =>
                     {
                         failed = Some(reason);
-                        beside.is_alone.set(true);
+                        hedge_state.is_alone.set(true);
                     }
-                    outcome => return Poll::Ready(Raced::First(outcome)),
+                    outcome => return Poll::Ready(RaceResult::First(outcome)),
                 }
             }
-            if beside.is_answered.get() && second.is_some() {
-                let _abandoned = cancel::Attempt;
-                cancel::Attempt::mark_abandoned();
+            if hedge_state.is_answered.get() && second.is_some() {
+                let _abandoned = cancel::AttemptScope;
+                cancel::AttemptScope::mark_abandoned();
                 second = None;
             }
             if let Some(attempt) = &mut second
@@ -197,23 +218,25 @@ impl Exchange<'_, '_> {
             {
                 second = None;
                 match (answered, failed) {
-                    (Some(answered), _) => return Poll::Ready(Raced::Second(Box::new(answered))),
-                    (None, Some(reason)) => return Poll::Ready(Raced::First(Err(reason))),
+                    (Some(answered), _) => {
+                        return Poll::Ready(RaceResult::Second(Box::new(answered)));
+                    }
+                    (None, Some(reason)) => return Poll::Ready(RaceResult::First(Err(reason))),
                     (None, None) => {}
                 }
             }
             match (&client, failed) {
                 // The first attempt, which watched for a disconnect, is over.
                 (Some(io), Some(_)) if io.poll_gone(cx).is_ready() => {
-                    Poll::Ready(Raced::First(Err(Reason::DownstreamClosed)))
+                    Poll::Ready(RaceResult::First(Err(Reason::DownstreamClosed)))
                 }
                 _ => Poll::Pending,
             }
         })
         .await;
-        if !matches!(raced, Raced::First(Err(Reason::DownstreamClosed))) {
-            let _abandoned = cancel::Attempt;
-            cancel::Attempt::mark_abandoned();
+        if !matches!(raced, RaceResult::First(Err(Reason::DownstreamClosed))) {
+            let _abandoned = cancel::AttemptScope;
+            cancel::AttemptScope::mark_abandoned();
             drop((first, second));
         }
         raced
@@ -221,31 +244,31 @@ impl Exchange<'_, '_> {
 }
 
 /// A second attempt before it is sent.
-struct Second<'a> {
+struct HedgedAttempt<'a> {
     session: &'a Session,
     worker: &'a Rc<Worker>,
-    bound: &'a Bound,
+    resolved_route: &'a ResolvedRoute,
     head: Bytes,
     /// The buffered body, if there is one.
-    held: Option<Rc<Hold>>,
+    held: Option<Rc<ReplayBuffer>>,
     service: Option<ServiceName>,
     actions: Option<Arc<CompiledActions>>,
     is_grpc: bool,
-    beside: Rc<Beside>,
+    hedge_state: Rc<HedgeState>,
 }
 
 /// A second attempt with a response that has started.
-struct Answered {
+struct HedgeResponse {
     upstream: Rc<Upstream>,
-    trial: Option<Trial>,
+    outcome_guard: Option<OutcomeGuard>,
     stream: LinkStream,
-    timed: Timed,
-    retrying: Retrying,
+    timed_attempt: TimedAttempt,
+    retry_slot: RetrySlot,
 }
 
-impl Second<'_> {
+impl HedgedAttempt<'_> {
     /// Waits, makes the attempt and waits for its response; `None` if there is none.
-    async fn await_response(self, after: Duration) -> Option<Answered> {
+    async fn await_response(self, after: Duration) -> Option<HedgeResponse> {
         tokio::time::sleep(after).await;
         let body = match &self.held {
             None => Vec::new(),
@@ -254,27 +277,29 @@ impl Second<'_> {
                 trailers::permitted_of(self.session, self.actions.as_deref(), kept)
             }
         };
-        let cluster = self.bound.cluster.as_ref();
+        let cluster = self.resolved_route.cluster.as_ref();
         let upstream = self.pick_endpoint()?;
-        let retrying = Retrying::default();
-        if !retrying.try_claim(cluster.map(|cluster| &**cluster)) {
+        let retry_slot = RetrySlot::default();
+        if !retry_slot.try_claim(cluster.map(|cluster| &**cluster)) {
             return None;
         }
-        let trial = match cluster {
+        let outcome_guard = match cluster {
             None => None,
             Some(cluster) => Some(cluster.start_attempt(&upstream, Some(|it| &it.requests)).ok()?),
         };
-        let timed = upstream.start_timed();
-        match self.send_request(&upstream, trial.as_ref(), &timed, body).await {
-            Ok(Some(stream)) => Some(Answered { upstream, trial, stream, timed, retrying }),
+        let timed_attempt = upstream.start_timed();
+        match self.send_request(&upstream, outcome_guard.as_ref(), &timed_attempt, body).await {
+            Ok(Some(stream)) => {
+                Some(HedgeResponse { upstream, outcome_guard, stream, timed_attempt, retry_slot })
+            }
             // No request was sent, so the endpoint has not failed.
             Ok(None) => None,
             Err(ending) => {
-                if let Ending::Broken(reason) = ending {
-                    timed.record_failure(reason);
+                if let EndpointResult::Failed(reason) = ending {
+                    timed_attempt.record_failure(reason);
                 }
-                if let Some(trial) = trial {
-                    trial.finish(self.worker, ending);
+                if let Some(outcome_guard) = outcome_guard {
+                    outcome_guard.finish(self.worker, ending);
                 }
                 None
             }
@@ -283,11 +308,14 @@ impl Second<'_> {
 
     /// Picks an endpoint with a sidecar, other than that of the first attempt; `None` if there is none.
     fn pick_endpoint(&self) -> Option<Rc<Upstream>> {
-        let first = self.beside.first.borrow().clone()?;
-        let Destination::Endpoints(priorities) = &self.bound.destination else { return None };
-        let (cluster, hashed) = (self.bound.cluster.as_deref(), self.bound.hashed.as_ref());
+        let first = self.hedge_state.first.borrow().clone()?;
+        let Destination::Endpoints(priorities) = &self.resolved_route.destination else {
+            return None;
+        };
+        let (cluster, hash_selection) =
+            (self.resolved_route.cluster.as_deref(), self.resolved_route.hash_selection.as_ref());
         let upstream =
-            pick_endpoint(self.worker, priorities, cluster, hashed, Some(&first)).ok()?;
+            pick_endpoint(self.worker, priorities, cluster, hash_selection, Some(&first)).ok()?;
         let is_fit =
             upstream.endpoint.id != first && !upstream.is_plain() && !upstream.is_foreign();
         is_fit.then_some(upstream)
@@ -298,28 +326,31 @@ impl Second<'_> {
     async fn send_request(
         &self,
         upstream: &Rc<Upstream>,
-        trial: Option<&Trial>,
-        timed: &Timed,
-        body: Vec<crate::http::body::Piece>,
-    ) -> Result<Option<LinkStream>, Ending> {
-        let wait = Wait::for_cluster(self.bound.cluster.as_deref(), || Wait::Short);
-        let checkout = upstream.acquire(self.worker, Some(timed), wait);
-        let checkout = match &self.bound.cluster {
+        outcome_guard: Option<&OutcomeGuard>,
+        timed_attempt: &TimedAttempt,
+        body: Vec<crate::http::body::BodyPiece>,
+    ) -> Result<Option<LinkStream>, EndpointResult> {
+        let wait =
+            ConnectWait::for_cluster(self.resolved_route.cluster.as_deref(), || ConnectWait::Short);
+        let checkout = upstream.acquire(self.worker, Some(timed_attempt), wait);
+        let checkout = match &self.resolved_route.cluster {
             None => checkout.await,
             Some(cluster) => cluster.wait_for_connection(checkout).await,
         };
-        let Checkout::Link(link) = checkout.map_err(Ending::Broken)? else { return Ok(None) };
+        let Checkout::Link(link) = checkout.map_err(EndpointResult::Failed)? else {
+            return Ok(None);
+        };
         if !charge_retry(self.worker, self.service.as_ref()) {
             return Ok(None);
         }
-        self.beside.is_sent.set(true);
+        self.hedge_state.is_sent.set(true);
         self.worker.shard.add(Count::Hedges, 1);
         let sent = send_whole(self.worker, &link, &self.head, body).await;
-        let stream = sent.map_err(Ending::Broken)?;
-        timed.mark_waiting();
+        let stream = sent.map_err(EndpointResult::Failed)?;
+        timed_attempt.mark_waiting();
         let head = stream.final_head().await;
-        let head = head.map_err(|lost| Ending::Broken(lost_reason(lost)))?;
-        match self.check_response(&head, trial, timed) {
+        let head = head.map_err(|lost| EndpointResult::Failed(lost_reason(lost)))?;
+        match self.check_response(&head, outcome_guard, timed_attempt) {
             Ok(()) => Ok(Some(stream)),
             Err(ending) => {
                 stream.abandon();
@@ -333,28 +364,32 @@ impl Second<'_> {
     fn check_response(
         &self,
         received: &ReceivedHead,
-        trial: Option<&Trial>,
-        timed: &Timed,
-    ) -> Result<(), Ending> {
+        outcome_guard: Option<&OutcomeGuard>,
+        timed_attempt: &TimedAttempt,
+    ) -> Result<(), EndpointResult> {
         let mut head = ResponseHead::default();
         let bytes = &received.bytes;
-        match head.parse(bytes, Answers::Other) {
+        match head.parse(bytes, RequestKind::Other) {
             Ok(Parsed::Complete(_)) => {}
-            Ok(Parsed::Partial) | Err(_) => return Err(Ending::Broken(Reason::UpstreamMalformed)),
+            Ok(Parsed::Partial) | Err(_) => {
+                return Err(EndpointResult::Failed(Reason::UpstreamMalformed));
+            }
         }
-        if let (Some(trial), Some(reason)) = (trial, received.rejection_reason(&head)) {
-            trial.record_rejection(reason);
+        if let (Some(outcome_guard), Some(reason)) =
+            (outcome_guard, received.rejection_reason(&head))
+        {
+            outcome_guard.record_rejection(reason);
         }
         let status = match self.is_grpc {
             true => grpc::stands_for(bytes, &head),
             false => head.status,
         };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let is_error = matches!(status, 429 | 500..) && !self.beside.is_alone.get();
+        let is_error = matches!(status, 429 | 500..) && !self.hedge_state.is_alone.get();
         if is_error || rule.is_some_and(|rule| rule.codes.contains(&status)) {
-            timed.record_response(status);
+            timed_attempt.record_response(status);
             let grpc = grpc::head_status(bytes, &head).map(GrpcStatus::code);
-            return Err(Ending::Answered { status: head.status, grpc });
+            return Err(EndpointResult::Response { status: head.status, grpc });
         }
         Ok(())
     }

@@ -6,30 +6,30 @@ use leno_model::{EndpointId, Reason};
 use leno_telemetry::Count;
 
 use super::Exchange;
-use crate::http::route::{Bound, Destination};
-use crate::upstream::cluster::Trial;
+use crate::http::route::{Destination, ResolvedRoute};
+use crate::upstream::cluster::OutcomeGuard;
 use crate::upstream::pick::session_endpoint;
-use crate::upstream::{Checkout, Destined, Http1Upstream, Wait};
+use crate::upstream::{AttemptTarget, Checkout, ConnectWait, Http1Upstream};
 
 /// The connections of one client, each to a different server, newest last.
 #[derive(Default)]
-pub(crate) struct Pins {
-    pins: RefCell<Vec<Pin>>,
+pub(crate) struct PinnedConnections {
+    pins: RefCell<Vec<PinnedConnection>>,
     is_used: Cell<bool>,
 }
 
-struct Pin {
-    destined: Destined,
+struct PinnedConnection {
+    attempt_target: AttemptTarget,
     connection: Box<Http1Upstream>,
 }
 
-impl Pins {
+impl PinnedConnections {
     /// True if the client has any.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.get()
     }
 
-    fn add_pin(&self, pin: Pin) {
+    fn add_pin(&self, pin: PinnedConnection) {
         let mut pins = self.pins.borrow_mut();
         if pins.len() >= PINS_MAX {
             pins.remove(0);
@@ -39,7 +39,10 @@ impl Pins {
     }
 
     /// Removes the pins that `choose` accepts, and returns the first result.
-    fn take_where<T>(&self, mut choose: impl FnMut(&Pin) -> Option<T>) -> Option<(T, Pin)> {
+    fn take_where<T>(
+        &self,
+        mut choose: impl FnMut(&PinnedConnection) -> Option<T>,
+    ) -> Option<(T, PinnedConnection)> {
         let mut pins = self.pins.borrow_mut();
         pins.retain(|pin| pin.connection.is_usable());
         let found = pins.iter().enumerate().find_map(|(at, pin)| Some((at, choose(pin)?)));
@@ -62,19 +65,22 @@ impl Exchange<'_, '_> {
     #[inline(never)]
     pub(super) fn private_destination(
         &mut self,
-        bound: &Bound,
+        resolved_route: &ResolvedRoute,
         avoid: Option<&EndpointId>,
-    ) -> Result<(Destined, Option<Box<Http1Upstream>>), Reason> {
+    ) -> Result<(AttemptTarget, Option<Box<Http1Upstream>>), Reason> {
         // Streams of one link or HTTP/2 connection may belong to different clients, and so may the requests of
         // a proxy.
         if !self.session.is_exclusive.get() || self.may_be_pooled() {
-            return Ok((self.pick_destination(bound, avoid)?, None));
+            return Ok((self.pick_destination(resolved_route, avoid)?, None));
         }
-        let pinned = self.session.pinned.take_where(|pin| self.leads_there(pin, bound, avoid));
+        let pinned =
+            self.session.pinned.take_where(|pin| self.leads_there(pin, resolved_route, avoid));
         self.progress.pins = pinned.is_some() || self.request.head.authenticates_connection;
         match pinned {
-            Some((destined, Pin { connection, .. })) => Ok((destined, Some(connection))),
-            None => Ok((self.pick_destination(bound, avoid)?, None)),
+            Some((attempt_target, PinnedConnection { connection, .. })) => {
+                Ok((attempt_target, Some(connection)))
+            }
+            None => Ok((self.pick_destination(resolved_route, avoid)?, None)),
         }
     }
 
@@ -89,19 +95,19 @@ impl Exchange<'_, '_> {
     /// Returns the destination, if a pinned connection is a permitted route for the request.
     fn leads_there(
         &self,
-        pin: &Pin,
-        bound: &Bound,
+        pin: &PinnedConnection,
+        resolved_route: &ResolvedRoute,
         avoid: Option<&EndpointId>,
-    ) -> Option<Destined> {
-        match (&bound.destination, &pin.destined) {
-            (Destination::Application(there), Destined::Application(pinned)) => {
-                there.is_same(pinned).then(|| Destined::Application(there.clone()))
+    ) -> Option<AttemptTarget> {
+        match (&resolved_route.destination, &pin.attempt_target) {
+            (Destination::Application(there), AttemptTarget::Application(pinned)) => {
+                there.is_same(pinned).then(|| AttemptTarget::Application(there.clone()))
             }
-            (Destination::Endpoints(priorities), Destined::Upstream(pinned)) => {
-                let (worker, cluster) = (&self.session.worker, bound.cluster.as_deref());
+            (Destination::Endpoints(priorities), AttemptTarget::Upstream(pinned)) => {
+                let (worker, cluster) = (&self.session.worker, resolved_route.cluster.as_deref());
                 let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
                 let endpoint = endpoints.iter().find(|it| it.is_same_place(&pinned.endpoint))?;
-                session_endpoint(worker, endpoint, cluster, avoid).map(Destined::Upstream)
+                session_endpoint(worker, endpoint, cluster, avoid).map(AttemptTarget::Upstream)
             }
             _ => None,
         }
@@ -110,7 +116,7 @@ impl Exchange<'_, '_> {
     /// Returns a connection for this client only.
     pub(super) async fn checkout_private(
         &self,
-        destined: &Destined,
+        attempt_target: &AttemptTarget,
         connection: Option<Box<Http1Upstream>>,
     ) -> Result<Checkout, Reason> {
         let worker = &self.session.worker;
@@ -121,22 +127,31 @@ impl Exchange<'_, '_> {
             }
             None => {
                 let wait = self.wait_alone();
-                destined.checkout_alone(worker, self.timed.as_ref(), wait).await
+                attempt_target.checkout_alone(worker, self.timed_attempt.as_ref(), wait).await
             }
         }
     }
 
     /// Returns the wait for a connection that no other request waits for.
-    pub(crate) fn wait_alone(&self) -> Wait {
-        Wait::for_cluster(self.trial.as_ref().map(Trial::upstream_cluster), || Wait::Whole)
+    pub(crate) fn wait_alone(&self) -> ConnectWait {
+        ConnectWait::for_cluster(
+            self.outcome_guard.as_ref().map(OutcomeGuard::upstream_cluster),
+            || ConnectWait::Whole,
+        )
     }
 
     /// Keeps a connection for the next request of its client.
     #[cold]
     #[inline(never)]
-    pub(crate) fn pin_connection(&self, destined: &Destined, mut connection: Box<Http1Upstream>) {
+    pub(crate) fn pin_connection(
+        &self,
+        attempt_target: &AttemptTarget,
+        mut connection: Box<Http1Upstream>,
+    ) {
         connection.reused = true;
-        self.session.pinned.add_pin(Pin { destined: destined.clone(), connection });
+        self.session
+            .pinned
+            .add_pin(PinnedConnection { attempt_target: attempt_target.clone(), connection });
     }
 }
 

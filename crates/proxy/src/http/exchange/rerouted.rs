@@ -6,28 +6,32 @@ use std::time::Duration;
 use leno_model::Reason;
 use leno_telemetry::Count;
 use leno_traffic::AttemptLimit;
-use leno_traffic::retry::{self, Attempt, Sent};
+use leno_traffic::retry::{self, FailedAttempt, SentPart};
 
 use super::{Exchange, in_limit};
-use crate::awaited::Outdated;
+use crate::endpoint_wait::Outdated;
 use crate::error::Failure;
-use crate::http::forward::Progress;
-use crate::http::request::Aim;
-use crate::http::route::{Bound, Destination, route_request};
+use crate::http::forward::ExchangeProgress;
+use crate::http::request::ParsedTarget;
+use crate::http::route::{Destination, ResolvedRoute, route_request};
 use crate::http2::cancel;
 use crate::rule_matches;
 
 impl Exchange<'_, '_> {
     /// Returns the state of the request after an attempt.
-    pub(crate) fn attempt_so_far(&self, aim: &Aim<'_>, bound: &Bound) -> Attempt {
+    pub(crate) fn attempt_so_far(
+        &self,
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
+    ) -> FailedAttempt {
         let is_kept = self.held.as_ref().is_some_and(|held| !held.is_lost());
-        Attempt {
-            sent: if self.progress.request_sent { Sent::HeadOrMore } else { Sent::Nothing },
-            idempotent: retry::is_idempotent(aim.method),
+        FailedAttempt {
+            sent: if self.progress.request_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
+            idempotent: retry::is_idempotent(request_target.method),
             body_replayable: !self.progress.body_taken || is_kept,
             response_started: self.started.get(),
             number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
-            others: bound.destination.endpoint_count().saturating_sub(1),
+            others: resolved_route.destination.endpoint_count().saturating_sub(1),
             waited: self.record.started.elapsed(),
         }
     }
@@ -44,7 +48,7 @@ impl Exchange<'_, '_> {
         if let Some((policy, slot)) = policy {
             rule_matches::count_retry(&self.session.worker.shard, policy, slot);
         }
-        self.progress = Progress::default();
+        self.progress = ExchangeProgress::default();
         self.record.head.rejection.set(None);
         self.session.worker.shard.add(Count::Retries, 1);
     }
@@ -55,17 +59,17 @@ impl Exchange<'_, '_> {
     pub(super) fn detect_outdated(
         &self,
         reason: Reason,
-        at: (&Aim<'_>, &Bound),
+        at: (&ParsedTarget<'_>, &ResolvedRoute),
     ) -> Option<Outdated> {
         let Destination::Endpoints(priorities) = &at.1.destination else { return None };
         // Those attempts, and the time that they took, were for other endpoints.
         let first =
-            Attempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at.0, at.1) };
+            FailedAttempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at.0, at.1) };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let may_repeat = match reason {
             Reason::NoEndpoint => !first.response_started,
             // The connection was not used.
-            Reason::WrongIdentity => !first.response_started && first.sent == Sent::Nothing,
+            Reason::WrongIdentity => !first.response_started && first.sent == SentPart::Nothing,
             // The sidecar of the endpoint did not process it.
             Reason::UnknownService => !first.response_started && first.body_replayable,
             reason => rule.is_none_or(|rule| rule.attempts > 0) && retry::may_retry(reason, &first),
@@ -74,7 +78,7 @@ impl Exchange<'_, '_> {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
-        Outdated::detect(&self.session.worker.world, &at.1.config, priorities, has_lost_port)
+        Outdated::detect(&self.session.worker.config_store, &at.1.config, priorities, has_lost_port)
     }
 
     /// Routes a failed request again under newer configurations, as long as it may be sent again.
@@ -94,22 +98,27 @@ impl Exchange<'_, '_> {
                 self.begin_again(true);
             }
             // The scheme was checked before.
-            let mut aim = request.aim_of_any_scheme()?;
-            let bound = route_request(self.session, request, &aim, &mut self.record).await?;
-            if let Destination::Redirected(redirection) = &bound.destination {
-                return self.send_redirect(redirection, bound.actions.as_deref()).await;
+            let mut request_target = request.aim_of_any_scheme()?;
+            let resolved_route =
+                route_request(self.session, request, &request_target, &mut self.record).await?;
+            if let Destination::Redirected(redirection) = &resolved_route.destination {
+                return self.send_redirect(redirection, resolved_route.actions.as_deref()).await;
             }
-            let actions = bound.actions.as_ref();
-            if let Some(target) = actions.and_then(|it| it.rewritten_target(aim.path, aim.query)) {
-                aim.origin = Some(Cow::Owned(target));
+            let actions = resolved_route.actions.as_ref();
+            if let Some(target) = actions
+                .and_then(|it| it.rewritten_target(request_target.path, request_target.query))
+            {
+                request_target.origin = Some(Cow::Owned(target));
             }
-            self.actions.clone_from(&bound.actions);
-            let Err(reason) = self.attempts_anew((&aim, &bound)).await else { return Ok(()) };
-            failure = match &bound.cluster {
+            self.actions.clone_from(&resolved_route.actions);
+            let Err(reason) = self.attempts_anew((&request_target, &resolved_route)).await else {
+                return Ok(());
+            };
+            failure = match &resolved_route.cluster {
                 Some(cluster) => cluster.failure_for(reason),
                 None => reason.into(),
             };
-            match self.detect_outdated(reason, (&aim, &bound)) {
+            match self.detect_outdated(reason, (&request_target, &resolved_route)) {
                 Some(again) => outdated = again,
                 None => break,
             }
@@ -118,7 +127,10 @@ impl Exchange<'_, '_> {
     }
 
     /// Sends the request by its new route. Faults were injected before, and there is no hedging.
-    async fn attempts_anew(&mut self, at: (&Aim<'_>, &Bound)) -> Result<(), Reason> {
+    async fn attempts_anew(
+        &mut self,
+        at: (&ParsedTarget<'_>, &ResolvedRoute),
+    ) -> Result<(), Reason> {
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let limit: Option<AttemptLimit> = actions.as_ref().and_then(|it| it.attempt_limit);
@@ -126,7 +138,7 @@ impl Exchange<'_, '_> {
         let mut tried = None;
         loop {
             let outcome = {
-                let _abandoned = limit.map(|_| cancel::Attempt);
+                let _abandoned = limit.map(|_| cancel::AttemptScope);
                 let attempt = self.send_attempt(at.0, at.1, &mut tried);
                 match limit {
                     None => attempt.await,
@@ -140,7 +152,7 @@ impl Exchange<'_, '_> {
             let again = match rule {
                 None => {
                     retry::may_retry(reason, &self.attempt_so_far(at.0, at.1))
-                        && self.retrying.try_claim(at.1.cluster.as_deref())
+                        && self.retry_slot.try_claim(at.1.cluster.as_deref())
                 }
                 Some(rule) => self.is_tried_again(rule, reason, at.0, at.1).await,
             };

@@ -17,9 +17,9 @@ use crate::http2::head;
 
 /// The remaining budget of interim heads of one response. Flow control does not apply to heads: the HTTP/2
 /// codec queues any number of them for a client that does not read.
-pub(super) struct Allowance(usize);
+pub(super) struct InterimBudget(usize);
 
-impl Allowance {
+impl InterimBudget {
     pub(super) fn new() -> Self {
         Self(INTERIM_BYTES_MAX)
     }
@@ -34,38 +34,38 @@ impl Allowance {
 }
 
 /// The pending response of an HTTP/2 server.
-pub(crate) struct Awaited {
+pub(crate) struct PendingResponse {
     response: ResponseFuture,
     /// Interim heads that arrived during other work, in HTTP/1.1 format.
     waiting: VecDeque<Bytes>,
-    allowance: Allowance,
+    allowance: InterimBudget,
 }
 
 /// The next head of a response.
-pub(crate) enum Http2Answer {
+pub(crate) enum Http2ResponseHead {
     /// In HTTP/1.1 format.
     Interim(Bytes),
     Final(Parts, RecvStream),
 }
 
-impl Awaited {
+impl PendingResponse {
     pub(crate) fn new(response: ResponseFuture) -> Self {
-        Self { response, waiting: VecDeque::new(), allowance: Allowance::new() }
+        Self { response, waiting: VecDeque::new(), allowance: InterimBudget::new() }
     }
 
     /// Returns the next head.
     ///
     /// # Errors
     /// The reason why there is none; `upstream-malformed` also after too many interim heads.
-    pub(crate) async fn next(&mut self) -> Result<Http2Answer, Unanswered> {
+    pub(crate) async fn next(&mut self) -> Result<Http2ResponseHead, MissingResponse> {
         poll_fn(|cx| {
             self.poll_interim(cx)?;
             if let Some(interim) = self.waiting.pop_front() {
-                return Poll::Ready(Ok(Http2Answer::Interim(interim)));
+                return Poll::Ready(Ok(Http2ResponseHead::Interim(interim)));
             }
-            Pin::new(&mut self.response).poll(cx).map_err(Unanswered::from).map_ok(|answer| {
+            Pin::new(&mut self.response).poll(cx).map_err(MissingResponse::from).map_ok(|answer| {
                 let (parts, body) = answer.into_parts();
-                Http2Answer::Final(parts, body)
+                Http2ResponseHead::Final(parts, body)
             })
         })
         .await
@@ -100,18 +100,18 @@ impl Awaited {
 }
 
 /// The reason for a missing response, and the HTTP/2 code with which its stream was reset.
-pub(crate) struct Unanswered {
+pub(crate) struct MissingResponse {
     pub(crate) reason: Reason,
     pub(crate) reset: Option<ResetCode>,
 }
 
-impl From<Reason> for Unanswered {
+impl From<Reason> for MissingResponse {
     fn from(reason: Reason) -> Self {
         Self { reason, reset: None }
     }
 }
 
-impl From<h2::Error> for Unanswered {
+impl From<h2::Error> for MissingResponse {
     fn from(error: h2::Error) -> Self {
         let reason = match error.reason() {
             _ if is_unprocessed(&error) => Reason::UpstreamRefused,

@@ -3,13 +3,13 @@
 use leno_model::Reason;
 
 use crate::error::downstream_reason;
-use crate::http::body::Broken;
+use crate::http::body::PumpError;
 use crate::http::exchange::{Exchange, ResponseObserver};
-use crate::upstream::Timed;
+use crate::upstream::TimedAttempt;
 
 /// The progress of a request's body.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sending {
+pub(super) enum RequestBodyState {
     /// Paused until the upstream accepts an upgrade.
     Held,
     Whole,
@@ -22,15 +22,15 @@ pub(super) enum Sending {
     HalfClosed,
 }
 
-impl Sending {
+impl RequestBodyState {
     /// Returns the state before anything is sent.
     pub(super) fn at_start(exchange: &Exchange<'_, '_>) -> Self {
         match (exchange.request.upgrade, !exchange.body.is_empty()) {
             (true, _) => Self::Held,
             (false, true) => Self::UnderWay,
             (false, false) => {
-                if let Some(timed) = &exchange.timed {
-                    timed.mark_waiting();
+                if let Some(timed_attempt) = &exchange.timed_attempt {
+                    timed_attempt.mark_waiting();
                 }
                 Self::Whole
             }
@@ -39,10 +39,10 @@ impl Sending {
 
     /// Returns the state after the end of the request's body, or the reason for which the exchange is broken.
     pub(super) fn after_body(
-        sent: Result<(), Broken>,
+        sent: Result<(), PumpError>,
         answered: bool,
         observer: Option<&ResponseObserver>,
-        timed: Option<&Timed>,
+        timed_attempt: Option<&TimedAttempt>,
     ) -> Result<Self, Reason> {
         let now = match sent {
             Ok(()) => {
@@ -51,12 +51,12 @@ impl Sending {
                 }
                 Self::Whole
             }
-            Err(Broken::Source(error)) => return Err(downstream_reason(&error)),
-            Err(Broken::SinkStalled) if !answered => return Err(Reason::UpstreamStalled),
-            Err(Broken::Sink | Broken::SinkStalled) => Self::Unwanted,
+            Err(PumpError::Source(error)) => return Err(downstream_reason(&error)),
+            Err(PumpError::SinkStalled) if !answered => return Err(Reason::UpstreamStalled),
+            Err(PumpError::Sink | PumpError::SinkStalled) => Self::Unwanted,
         };
-        if let Some(timed) = timed {
-            timed.mark_sent();
+        if let Some(timed_attempt) = timed_attempt {
+            timed_attempt.mark_sent();
         }
         Ok(now)
     }

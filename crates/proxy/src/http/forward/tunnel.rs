@@ -7,11 +7,11 @@ use std::task::Poll;
 use leno_model::Reason;
 use leno_wire::http1::ResponseHead;
 
-use super::{Reply, Sending};
+use super::{RequestBodyState, ResponsePath};
 use crate::error::upstream_reason;
-use crate::http::body::{Broken, Noted, Silence, Sink, Source, forward_body};
+use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
 use crate::http::message::ReadError;
-use crate::http2::stream::Outgoing;
+use crate::http2::stream::OutgoingBody;
 use crate::io::Io;
 use crate::link::LinkStream;
 use crate::max_wait::wait_for_silence;
@@ -20,19 +20,19 @@ use crate::session::Session;
 /// Forwards the direction of the client. Once it alone is open, the connection stays open as long as the
 /// upstream does and the client is not idle for longer than the idle timeout.
 pub(super) async fn forward_client(
-    body: &mut Source<'_>,
-    sink: &mut Sink<'_>,
+    body: &mut BodySource<'_>,
+    sink: &mut BodySink<'_>,
     session: &Session,
-    noted: &Noted<'_>,
-    sending: &Cell<Sending>,
-) -> Result<(), Broken> {
-    let upstream = Upstream::from_sink(sink);
+    noted: &BodyRecorder<'_>,
+    sending: &Cell<RequestBodyState>,
+) -> Result<(), PumpError> {
+    let upstream = TunnelUpstream::from_sink(sink);
     let carried = async {
-        forward_body(body, sink, Silence::Allowed, noted).await?;
+        forward_body(body, sink, PauseLimit::Allowed, noted).await?;
         sink.end_direction().await
     };
     let given_up = async {
-        resolved_when(|| sending.get() == Sending::HalfClosed).await;
+        resolved_when(|| sending.get() == RequestBodyState::HalfClosed).await;
         let max_wait = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.wait_until_gone() => {}
@@ -42,27 +42,28 @@ pub(super) async fn forward_client(
     tokio::select! {
         biased;
         carried = carried => carried,
-        () = given_up => Err(Broken::Sink),
+        () = given_up => Err(PumpError::Sink),
     }
 }
 
-impl Reply<'_, '_> {
+impl ResponsePath<'_, '_> {
     /// Forwards the head and the direction of the upstream, and waits for the end of the client's direction.
     pub(super) async fn forward_upstream(
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
-        mut source: Source<'_>,
+        mut source: BodySource<'_>,
     ) -> Result<(), Reason> {
-        self.sending.set(Sending::Tunnel);
+        self.sending.set(RequestBodyState::Tunnel);
         self.record.count_stream();
         self.record.head.status.set(head.status);
         self.started.set(true);
         let mut sink = self
             .responder
-            .start(bytes, head, self.edits, self.keeps, false)
+            .start(bytes, head, self.edits, self.affinity_field, false)
             .map_err(|_| Reason::DownstreamClosed)?;
-        let pumped = forward_body(&mut source, &mut sink, Silence::Allowed, &self.given).await;
+        let pumped =
+            forward_body(&mut source, &mut sink, PauseLimit::Allowed, &self.recorder).await;
         if let Err(broken) = pumped {
             return Err(self.failure_reason(&broken));
         }
@@ -70,7 +71,7 @@ impl Reply<'_, '_> {
         if is_over() {
             return Ok(());
         }
-        self.sending.set(Sending::HalfClosed);
+        self.sending.set(RequestBodyState::HalfClosed);
         // The client's direction is polled before this one, and has to observe the change.
         tokio::task::yield_now().await;
         let ends = async {
@@ -87,16 +88,16 @@ impl Reply<'_, '_> {
 
     /// Returns the reason for an incomplete response.
     #[cold]
-    pub(super) fn failure_reason(&self, broken: &Broken) -> Reason {
+    pub(super) fn failure_reason(&self, broken: &PumpError) -> Reason {
         match broken {
-            Broken::Source(error) => {
+            PumpError::Source(error) => {
                 if let ReadError::Reset(code) = error {
                     self.reset.set(Some(*code));
                 }
                 upstream_reason(error)
             }
-            Broken::Sink => Reason::DownstreamClosed,
-            Broken::SinkStalled => Reason::BodyStalled,
+            PumpError::Sink => Reason::DownstreamClosed,
+            PumpError::SinkStalled => Reason::BodyStalled,
         }
     }
 }
@@ -107,18 +108,18 @@ async fn resolved_when(is_so: impl Fn() -> bool) {
 }
 
 /// The upstream of an upgraded connection, apart from the bytes to it.
-enum Upstream<'a> {
+enum TunnelUpstream<'a> {
     Http1(Io),
     Link(&'a LinkStream),
-    Http2(Outgoing),
+    Http2(OutgoingBody),
 }
 
-impl<'a> Upstream<'a> {
-    fn from_sink(sink: &Sink<'a>) -> Self {
+impl<'a> TunnelUpstream<'a> {
+    fn from_sink(sink: &BodySink<'a>) -> Self {
         match sink {
-            Sink::Http1 { writer, .. } => Self::Http1(writer.io.clone()),
-            Sink::Link { stream, .. } => Self::Link(stream),
-            Sink::Http2 { stream, .. } => Self::Http2(stream.clone()),
+            BodySink::Http1 { writer, .. } => Self::Http1(writer.io.clone()),
+            BodySink::Link { stream, .. } => Self::Link(stream),
+            BodySink::Http2 { stream, .. } => Self::Http2(stream.clone()),
         }
     }
 

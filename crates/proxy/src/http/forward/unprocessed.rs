@@ -7,12 +7,12 @@ use leno_model::Reason;
 use leno_telemetry::Count;
 use leno_traffic::retry;
 
-use super::{Progress, over_http2};
+use super::{ExchangeProgress, over_http2};
 use crate::http::exchange::Exchange;
-use crate::http::request::Aim;
+use crate::http::request::ParsedTarget;
 use crate::http2::client::Http2Checkout;
-use crate::upstream::cluster::Trial;
-use crate::upstream::{Checkout, Destined};
+use crate::upstream::cluster::OutcomeGuard;
+use crate::upstream::{AttemptTarget, Checkout};
 
 /// Sends a request again after its stream was refused. This does not count as a retry of a rule: the server has
 /// not processed the request.
@@ -22,8 +22,8 @@ use crate::upstream::{Checkout, Destined};
 /// often, or if a part of the body is lost.
 pub(super) async fn send_again(
     exchange: &mut Exchange<'_, '_>,
-    aim: &Aim<'_>,
-    destined: &Destined,
+    request_target: &ParsedTarget<'_>,
+    attempt_target: &AttemptTarget,
     refused: Http2Checkout,
 ) -> Result<(), Reason> {
     let (mut checkout, mut refusals) = (refused, Refusals::default());
@@ -36,8 +36,8 @@ pub(super) async fn send_again(
         {
             return Err(Reason::UpstreamRefused);
         }
-        checkout = checkout_again(exchange, destined).await?;
-        match over_http2(exchange, aim, destined, &mut checkout).await {
+        checkout = checkout_again(exchange, attempt_target).await?;
+        match over_http2(exchange, request_target, attempt_target, &mut checkout).await {
             Err(Reason::UpstreamRefused) => {}
             outcome => return outcome,
         }
@@ -79,22 +79,23 @@ fn is_final(exchange: &Exchange<'_, '_>) -> bool {
 /// Returns a connection to the same endpoint, with the request rewound to its first byte.
 async fn checkout_again(
     exchange: &mut Exchange<'_, '_>,
-    destined: &Destined,
+    attempt_target: &AttemptTarget,
 ) -> Result<Http2Checkout, Reason> {
     if exchange.progress.body_taken {
         exchange.body.rewind();
         exchange.record.bytes_in.set(0);
     }
-    exchange.progress = Progress { pins: exchange.progress.pins, ..Progress::default() };
+    exchange.progress =
+        ExchangeProgress { pins: exchange.progress.pins, ..ExchangeProgress::default() };
     let session = exchange.session;
     session.worker.shard.add(Count::Retries, 1);
-    let checkout = destined.acquire(
+    let checkout = attempt_target.acquire(
         &session.worker,
-        exchange.timed.as_ref(),
+        exchange.timed_attempt.as_ref(),
         session.found_http2,
         exchange.wait_alone(),
     );
-    let checkout = match exchange.trial.as_ref().map(Trial::upstream_cluster) {
+    let checkout = match exchange.outcome_guard.as_ref().map(OutcomeGuard::upstream_cluster) {
         Some(cluster) => cluster.wait_for_connection(checkout).await?,
         None => checkout.await?,
     };

@@ -8,23 +8,23 @@ pub(crate) const METHOD: &str = "/grpc.health.v1.Health/Check";
 
 /// Returns the length-prefixed health check request for a service; for the whole server if empty.
 pub(crate) fn encode_check(service: &str) -> Bytes {
-    let question = Question { service: service.to_owned() };
+    let question = HealthCheckRequest { service: service.to_owned() };
     super::message::add_frame(&question.encode_to_vec())
 }
 
 /// True if a response, without its prefix, reports that the service is serving.
 pub(crate) fn is_serving(answer: Bytes) -> Result<bool, DecodeError> {
-    Answer::decode(answer).map(|answer| answer.status == SERVING)
+    HealthCheckResponse::decode(answer).map(|answer| answer.status == SERVING)
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Question {
+struct HealthCheckRequest {
     #[prost(string, tag = "1")]
     service: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Answer {
+struct HealthCheckResponse {
     #[prost(int32, tag = "1")]
     status: i32,
 }

@@ -11,14 +11,14 @@ use leno_wire::http1::{
 
 use super::ANSWER_BYTES_MAX;
 use crate::error::upstream_reason;
-use crate::http::body::{Piece, Sink, Source};
-use crate::http::forward::{Awaited, Http2Answer, Unanswered};
+use crate::http::body::{BodyPiece, BodySink, BodySource};
+use crate::http::forward::{Http2ResponseHead, MissingResponse, PendingResponse};
 use crate::http::request::Request;
 use crate::http2::client::Http2Checkout;
 use crate::http2::head;
-use crate::http2::stream::{Outgoing, Received};
+use crate::http2::stream::{OutgoingBody, ReceivedBody};
 use crate::upstream::cluster::UpstreamCluster;
-use crate::upstream::{Checkout, Destined, Http1Upstream, Upstream, Wait};
+use crate::upstream::{AttemptTarget, Checkout, ConnectWait, Http1Upstream, Upstream};
 use crate::worker::Worker;
 
 /// Sends a complete request over an HTTP/1.1 connection, and reads the response to its end. Returns its status.
@@ -27,7 +27,7 @@ pub(crate) async fn over_http1(
     upstream: &Rc<Upstream>,
     mut connection: Box<Http1Upstream>,
     bytes: Bytes,
-    body: Vec<Piece>,
+    body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
     let mut lent = worker.request_heads.lend();
     parse_request(&mut lent, &bytes)?;
@@ -40,7 +40,7 @@ pub(crate) async fn over_http1(
     let edits = RequestEdits { framing, ..RequestEdits::default() };
     let Http1Upstream { reader, writer, .. } = &mut *connection;
     write_request(&request.bytes, request.head, &edits, writer.output_buffer());
-    send_body(Sink::Http1 { writer, chunked: framing == Framing::Chunked }, body).await?;
+    send_body(BodySink::Http1 { writer, chunked: framing == Framing::Chunked }, body).await?;
     let mut head = ResponseHead::default();
     loop {
         let answer = reader.read_response(&mut head, answers).await;
@@ -53,9 +53,9 @@ pub(crate) async fn over_http1(
         return Err(Reason::UpstreamMalformed);
     }
     let reusable = head.keep_alive && head.body != BodyLength::UntilClose;
-    let is_whole = discard_body(&mut Source::from_http1(reader, head.body)).await?;
+    let is_whole = discard_body(&mut BodySource::from_http1(reader, head.body)).await?;
     if is_whole && reusable {
-        Destined::Upstream(upstream.clone()).give_back(connection);
+        AttemptTarget::Upstream(upstream.clone()).give_back(connection);
     }
     Ok(head.status)
 }
@@ -68,18 +68,18 @@ pub(crate) async fn over_http2(
     cluster: Option<&UpstreamCluster>,
     mut checkout: Http2Checkout,
     bytes: Bytes,
-    body: Vec<Piece>,
+    body: Vec<BodyPiece>,
 ) -> Result<u16, Reason> {
     loop {
         let asked = head_of(worker, upstream, &bytes)?;
         let is_reset = match over_stream(worker, &mut checkout, asked, body.clone()).await {
-            Err(Unanswered { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
+            Err(MissingResponse { reason: Reason::UpstreamRefused, reset }) => reset.is_some(),
             outcome => return outcome.map_err(|unanswered| unanswered.reason),
         };
         if !checkout.may_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
-        let again = upstream.acquire(worker, None, Wait::Whole);
+        let again = upstream.acquire(worker, None, ConnectWait::Whole);
         let again = match cluster {
             None => again.await?,
             Some(cluster) => cluster.wait_for_connection(again).await?,
@@ -101,10 +101,11 @@ fn head_of(
     let mut lent = worker.request_heads.lend();
     parse_request(&mut lent, bytes)?;
     let request = Request { bytes: bytes.clone(), head: &lent, upgrade: false };
-    let aim = request.parse_target()?;
+    let request_target = request.parse_target()?;
     let target = std::str::from_utf8(request.head.target.slice_in(&request.bytes));
     let address = upstream.endpoint.address.to_string();
-    let authority = if aim.authority.is_empty() { &address } else { aim.authority };
+    let authority =
+        if request_target.authority.is_empty() { &address } else { request_target.authority };
     let scheme = if upstream.is_plain() { "http" } else { "https" };
     head::request_to(&request.bytes, request.head, scheme, authority, target.unwrap_or_default())
 }
@@ -113,20 +114,20 @@ async fn over_stream(
     worker: &Worker,
     checkout: &mut Http2Checkout,
     asked: http::Request<()>,
-    body: Vec<Piece>,
-) -> Result<u16, Unanswered> {
+    body: Vec<BodyPiece>,
+) -> Result<u16, MissingResponse> {
     let (response, stream) = checkout.open_stream(asked, body.is_empty())?;
-    let mut awaited = Awaited::new(response);
+    let mut awaited = PendingResponse::new(response);
     if !body.is_empty() {
         let max_wait = worker.config.limits.body_stall_timeout;
-        let sink = Sink::Http2 { stream: Outgoing::new(stream), max_wait };
+        let sink = BodySink::Http2 { stream: OutgoingBody::new(stream), max_wait };
         // If the server ended the stream before the end of the body, the response reports it.
         awaited.collect_during(send_body(sink, body)).await?.ok();
     }
     loop {
-        if let Http2Answer::Final(parts, body) = awaited.next().await? {
+        if let Http2ResponseHead::Final(parts, body) = awaited.next().await? {
             checkout.record_processed();
-            discard_body(&mut Source::Http2(Received::new(body))).await?;
+            discard_body(&mut BodySource::Http2(ReceivedBody::new(body))).await?;
             return Ok(parts.status.as_u16());
         }
     }
@@ -139,7 +140,7 @@ fn parse_request(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
     }
 }
 
-async fn send_body(mut sink: Sink<'_>, body: Vec<Piece>) -> Result<(), Reason> {
+async fn send_body(mut sink: BodySink<'_>, body: Vec<BodyPiece>) -> Result<(), Reason> {
     let mut rest = body.len();
     for piece in body {
         rest -= 1;
@@ -149,14 +150,14 @@ async fn send_body(mut sink: Sink<'_>, body: Vec<Piece>) -> Result<(), Reason> {
 }
 
 /// Reads a response to its end, up to a limit. Returns true if the end was reached.
-async fn discard_body(source: &mut Source<'_>) -> Result<bool, Reason> {
+async fn discard_body(source: &mut BodySource<'_>) -> Result<bool, Reason> {
     let mut bytes = 0_usize;
     while bytes < ANSWER_BYTES_MAX {
         let next = poll_fn(|cx| source.poll_next(cx)).await;
         match next.map_err(|error| upstream_reason(&error))? {
             None => return Ok(true),
-            Some(Piece::Data(data)) => bytes = bytes.saturating_add(data.len()),
-            Some(Piece::Trailers(_)) => {}
+            Some(BodyPiece::Data(data)) => bytes = bytes.saturating_add(data.len()),
+            Some(BodyPiece::Trailers(_)) => {}
         }
     }
     Ok(false)

@@ -4,7 +4,7 @@ use h2::Reason as Code;
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::io::Stream;
+use crate::io::ByteStream;
 use crate::tests::fixture::{Application, run, wait_until};
 use crate::tests::http2::start_application;
 
@@ -15,7 +15,7 @@ async fn acquire_stream(
     expires: Option<Instant>,
 ) -> Http2Checkout {
     let tcp = TcpStream::connect(app.address).await.unwrap();
-    let send = connect_http2(Io::new(Stream::Plain(tcp)), ()).await.unwrap();
+    let send = connect_http2(Io::new(ByteStream::Plain(tcp)), ()).await.unwrap();
     pool.add_and_acquire(send, expires)
 }
 
@@ -120,7 +120,7 @@ fn the_first_stream_that_is_refused_counts_whichever_request_hears_of_it_first()
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap());
         }
-        let Server { ended_after, unused, .. } = &*pool.server;
+        let ServerState { ended_after, unused, .. } = &*pool.server;
         assert_eq!((ended_after.get(), unused.get()), (0, 1));
     });
 }
@@ -146,7 +146,7 @@ fn the_surplus_of_a_busier_time_is_closed() {
             }
         })
         .await;
-        let pool = Http2Pool { look: Duration::from_millis(10), ..Http2Pool::default() };
+        let pool = Http2Pool { check_interval: Duration::from_millis(10), ..Http2Pool::default() };
         let mut checkouts = Vec::new();
         for _ in 0..5 {
             checkouts.push(acquire_stream(&pool, &app, None).await);

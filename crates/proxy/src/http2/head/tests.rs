@@ -2,7 +2,7 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response};
-use leno_wire::http1::{Answers, Parsed, RequestHead, ResponseHead};
+use leno_wire::http1::{Parsed, RequestHead, RequestKind, ResponseHead};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -57,7 +57,7 @@ proptest! {
         answer.headers_mut().extend(fields.clone());
         let bytes = response_to_http1(&answer.into_parts().0);
         let mut head = ResponseHead::default();
-        let parsed = head.parse(&bytes, Answers::default());
+        let parsed = head.parse(&bytes, RequestKind::default());
         prop_assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())));
         let again = response_to(&bytes, &head).unwrap();
         prop_assert_eq!(again.status().as_u16(), status);

@@ -9,14 +9,14 @@ use leno_model::Reason;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::{End, SHUTDOWN, is_grpc, read_out};
+use super::{Http2ConnectionEnd, SHUTDOWN, is_grpc, read_out};
 use crate::error::Failure;
-use crate::http::body::Source;
-use crate::http::rescue;
+use crate::http::body::BodySource;
+use crate::http::error_response;
 use crate::http::respond::Responder;
-use crate::http2::stream::{Received, Reply};
+use crate::http2::stream::{Http2Response, ReceivedBody};
 use crate::http2::transport::Transport;
-use crate::record::Record;
+use crate::record::ExchangeRecord;
 use crate::session::Session;
 
 /// Rejects each request with a response that explains the mismatch, and ends the connection after the first
@@ -24,7 +24,7 @@ use crate::session::Session;
 pub(super) async fn reject_requests(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
-) -> End {
+) -> Http2ConnectionEnd {
     let responded = Rc::new(Notify::new());
     let mut is_ending = false;
     let mut deadline = Instant::now() + session.worker.config.limits.head_timeout;
@@ -45,11 +45,11 @@ pub(super) async fn reject_requests(
                 tokio::task::spawn_local(async move {
                     let body = reject_one(&session, request, respond).await;
                     responded.notify_one();
-                    read_out(&mut Source::Http2(Received::new(body))).await;
+                    read_out(&mut BodySource::Http2(ReceivedBody::new(body))).await;
                 });
             }
-            Ok(None) => return End::InOrder,
-            Ok(Some(Err(_))) | Err(_) => return End::Early,
+            Ok(None) => return Http2ConnectionEnd::InOrder,
+            Ok(Some(Err(_))) | Err(_) => return Http2ConnectionEnd::Early,
         }
     }
 }
@@ -63,10 +63,10 @@ async fn reject_one(
     let (parts, body) = request.into_parts();
     let max_wait = session.worker.config.limits.body_stall_timeout;
     let grpc = is_grpc(&parts.headers);
-    let mut responder = Responder::Http2 { reply: Reply::new(respond), max_wait, grpc };
-    let _record = Record::unreadable(session, Reason::Unsupported);
+    let mut responder = Responder::Http2 { reply: Http2Response::new(respond), max_wait, grpc };
+    let _record = ExchangeRecord::unreadable(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
     let is_bodiless = parts.method == http::Method::HEAD;
-    rescue::send_error(&failure, session, &mut responder, is_bodiless, false, None).await;
+    error_response::send_error(&failure, session, &mut responder, is_bodiless, false, None).await;
     body
 }

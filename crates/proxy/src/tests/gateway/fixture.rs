@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use leno_model::{
-    Access, Endpoint, Gateway, GatewayCertificate, GatewayListener, GatewayPort, HostRules, Name,
-    PathMatch, Protocol, RequestMatch, RouteKind, RouteRule, RuleActions, Serves, ServiceName,
-    ServiceView, TcpRule, WeightedBackend, WorkloadPlan,
+    Access, Endpoint, Gateway, GatewayCertificate, GatewayListener, GatewayPort, GatewayPortRules,
+    HostRules, Name, PathMatch, Protocol, RequestMatch, RouteKind, RouteRule, RuleActions,
+    ServiceConfig, ServiceName, TcpRule, WeightedBackend, WorkloadConfig,
 };
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject as _;
@@ -28,12 +28,12 @@ pub(super) const TLS: u16 = 8443;
 pub(super) const TCP: u16 = 5432;
 
 /// A mesh with a gateway in place of the client.
-pub(super) struct Gate {
+pub(super) struct GatewayFixture {
     pub(super) mesh: Mesh,
     plain: (Protocol, RefCell<Vec<Endpoint>>),
 }
 
-impl Gate {
+impl GatewayFixture {
     /// Creates a gateway: `ratings` has a sidecar and the first address, `plain` has none and the other
     /// address.
     pub(super) async fn new(meshed: SocketAddr, protocol: Protocol, plain: SocketAddr) -> Self {
@@ -58,10 +58,10 @@ impl Gate {
     }
 
     /// Makes these the ports of the gateway.
-    pub(super) fn set_ports(&self, ports: Vec<(u16, Serves)>) {
+    pub(super) fn set_ports(&self, ports: Vec<(u16, GatewayPortRules)>) {
         let ports = ports.into_iter().map(|(port, serves)| GatewayPort { port, serves });
         let gateway = Gateway { name: "bookinfo/edge".parse().unwrap(), ports: ports.collect() };
-        let plan = WorkloadPlan {
+        let plan = WorkloadConfig {
             gateway: Some(Arc::new(gateway)),
             ..proxy_config("productpage", Access::AllowAll)
         };
@@ -84,8 +84,8 @@ fn service_name(name: &str) -> ServiceName {
     ServiceName::new("bookinfo", name).unwrap()
 }
 
-fn named_service(name: &str, view: ServiceView) -> ServiceView {
-    ServiceView { name: service_name(name), ..view }
+fn named_service(name: &str, view: ServiceConfig) -> ServiceConfig {
+    ServiceConfig { name: service_name(name), ..view }
 }
 
 fn unmeshed_endpoint(workload: &str, address: SocketAddr) -> Endpoint {
@@ -94,8 +94,8 @@ fn unmeshed_endpoint(workload: &str, address: SocketAddr) -> Endpoint {
     Endpoint { account: None, ..endpoint }
 }
 
-pub(super) fn http_port(port: u16, listeners: Vec<GatewayListener>) -> (u16, Serves) {
-    (port, Serves::Http(listeners))
+pub(super) fn http_port(port: u16, listeners: Vec<GatewayListener>) -> (u16, GatewayPortRules) {
+    (port, GatewayPortRules::Http(listeners))
 }
 
 pub(super) fn gateway_listener(

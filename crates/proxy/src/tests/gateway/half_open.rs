@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 
-use leno_model::{GatewayCertificate, Protocol, Serves};
+use leno_model::{GatewayCertificate, GatewayPortRules, Protocol};
 
 use super::backends_to;
 use super::fixture::{
-    Gate, HTTP, HTTPS, connect_tls, gateway_listener, host_rules, path_rule, self_signed,
+    GatewayFixture, HTTP, HTTPS, connect_tls, gateway_listener, host_rules, path_rule, self_signed,
 };
 use super::sessions::tls_listener;
 use crate::config::Limits;
@@ -18,14 +18,14 @@ use crate::tls::ALPN_HTTP1;
 const GET: &str = "GET / HTTP/1.1\r\nhost: a.com\r\n\r\n";
 
 /// Creates a gateway with a plaintext port and a TLS port.
-async fn start_gateway(limits: Limits, app: SocketAddr) -> (Gate, GatewayCertificate) {
-    let gate = Gate::with_limits(limits, app, Protocol::Http, app).await;
+async fn start_gateway(limits: Limits, app: SocketAddr) -> (GatewayFixture, GatewayCertificate) {
+    let gate = GatewayFixture::with_limits(limits, app, Protocol::Http, app).await;
     let one = self_signed(&["a.com"]);
     let rules = vec![path_rule("/", backends_to("ratings"))];
     let plain = vec![gateway_listener("plain", "", vec![host_rules("", rules)])];
     gate.set_ports(vec![
-        (HTTP, Serves::Http(plain)),
-        (HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])])),
+        (HTTP, GatewayPortRules::Http(plain)),
+        (HTTPS, GatewayPortRules::Https(vec![tls_listener("one", "", &[&one])])),
     ]);
     (gate, one)
 }

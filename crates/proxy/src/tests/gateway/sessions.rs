@@ -1,11 +1,11 @@
 //! TLS sessions: terminated at the gateway, or passed through.
 
 use leno_model::WeightedBackend;
-use leno_model::{GatewayCertificate, GatewayListener, Protocol, Serves, TlsRule};
+use leno_model::{GatewayCertificate, GatewayListener, GatewayPortRules, Protocol, TlsRule};
 
 use super::fixture::{
-    Gate, HTTP, HTTPS, TLS, accept_tls, backends_to, connect_tls, gateway_listener, host_rules,
-    http_port, path_rule, self_signed,
+    GatewayFixture, HTTP, HTTPS, TLS, accept_tls, backends_to, connect_tls, gateway_listener,
+    host_rules, http_port, path_rule, self_signed,
 };
 use super::start_mirror;
 use crate::config::Limits;
@@ -34,11 +34,11 @@ fn get(host: &str) -> String {
 fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let [one, two] = [self_signed(&["a.com"]), self_signed(&["b.a.com", "c.a.com"])];
         let listeners =
             vec![tls_listener("one", "a.com", &[&one]), tls_listener("two", "*.a.com", &[&two])];
-        gate.set_ports(vec![(HTTPS, Serves::Https(listeners))]);
+        gate.set_ports(vec![(HTTPS, GatewayPortRules::Https(listeners))]);
         let address = gate.port_address(HTTPS).await;
         for (name, certificate) in [("a.com", &one), ("b.a.com", &two), ("c.a.com", &two)] {
             let session = connect_tls(address, name, certificate, &[ALPN_HTTP1]).await.unwrap();
@@ -69,10 +69,10 @@ fn each_name_has_its_own_certificate_and_requests_stay_in_their_session() {
 fn an_absolute_target_has_the_scheme_of_its_listener() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let one = self_signed(&["a.com"]);
         gate.set_ports(vec![
-            (HTTPS, Serves::Https(vec![tls_listener("one", "a.com", &[&one])])),
+            (HTTPS, GatewayPortRules::Https(vec![tls_listener("one", "a.com", &[&one])])),
             http_port(HTTP, vec![tls_listener("two", "", &[])]),
         ]);
         let session = connect_tls(gate.port_address(HTTPS).await, "a.com", &one, &[ALPN_HTTP1])
@@ -99,9 +99,13 @@ fn half_a_hello_keeps_nobody_out() {
     run(async {
         let app = start_mirror("meshed").await;
         let limits = Limits { handshakes_max: 1, ..Setup::default().limits };
-        let gate = Gate::with_limits(limits, app.address, Protocol::Http, app.address).await;
+        let gate =
+            GatewayFixture::with_limits(limits, app.address, Protocol::Http, app.address).await;
         let one = self_signed(&["a.com"]);
-        gate.set_ports(vec![(HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])]))]);
+        gate.set_ports(vec![(
+            HTTPS,
+            GatewayPortRules::Https(vec![tls_listener("one", "", &[&one])]),
+        )]);
         let address = gate.port_address(HTTPS).await;
         let mut slow = Client::connect(address).await;
         // A record of 512 bytes of which four arrive.
@@ -118,9 +122,12 @@ fn half_a_hello_keeps_nobody_out() {
 fn clients_that_offer_it_are_spoken_to_in_http2() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let one = self_signed(&["a.com"]);
-        gate.set_ports(vec![(HTTPS, Serves::Https(vec![tls_listener("one", "", &[&one])]))]);
+        gate.set_ports(vec![(
+            HTTPS,
+            GatewayPortRules::Https(vec![tls_listener("one", "", &[&one])]),
+        )]);
         let offered = &[ALPN_HTTP2, ALPN_HTTP1];
         let session =
             connect_tls(gate.port_address(HTTPS).await, "a.com", &one, offered).await.unwrap();
@@ -143,12 +150,12 @@ fn clients_that_offer_it_are_spoken_to_in_http2() {
 fn a_new_certificate_is_shown_to_new_connections_and_the_old_ones_live_on() {
     run(async {
         let app = start_mirror("meshed").await;
-        let gate = Gate::new(app.address, Protocol::Http, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let [old, new] = [self_signed(&["a.com"]), self_signed(&["a.com"])];
         let serve = |certificates: &[&GatewayCertificate]| {
             gate.set_ports(vec![(
                 HTTPS,
-                Serves::Https(vec![tls_listener("one", "a.com", certificates)]),
+                GatewayPortRules::Https(vec![tls_listener("one", "a.com", certificates)]),
             )]);
         };
         let broken = GatewayCertificate { chain: old.chain.clone(), key: new.key.clone() };
@@ -192,14 +199,14 @@ fn sessions_go_on_as_they_are_to_whom_they_name() {
             }
         })
         .await;
-        let gate = Gate::new(app.address, Protocol::Tcp, app.address).await;
+        let gate = GatewayFixture::new(app.address, Protocol::Tcp, app.address).await;
         let rules = vec![
             tls_rule("a.com", backends_to("plain")),
             tls_rule("b.com", backends_to("ratings")),
             tls_rule("idle.com", backends_to("idle")),
             tls_rule("nobody.com", Vec::new()),
         ];
-        gate.set_ports(vec![(TLS, Serves::Passthrough(rules))]);
+        gate.set_ports(vec![(TLS, GatewayPortRules::Passthrough(rules))]);
         let address = gate.port_address(TLS).await;
         for name in ["a.com", "b.com"] {
             let mut client = Client::new(connect_tls(address, name, &own, &[]).await.unwrap());

@@ -10,7 +10,7 @@ pub(super) fn read_conditions(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     let mut tests = Vec::new();
     for (name, value) in field.read_entries()? {
         let conditions = match value.value() {
-            crate::document::Value::List(_) => value.read_list(CONDITIONS_MAX)?,
+            crate::document::NodeValue::List(_) => value.read_list(CONDITIONS_MAX)?,
             _ => vec![value],
         };
         for condition in conditions {
@@ -86,7 +86,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
 
 fn text_test(value: &Field<'_>, relation: TextRelation, ignore_case: bool) -> Option<ValueTest> {
     let texts = match (relation, value.value()) {
-        (TextRelation::In, crate::document::Value::List(_)) => {
+        (TextRelation::In, crate::document::NodeValue::List(_)) => {
             value.read_each(CONDITIONS_MAX, Field::read_literal)
         }
         _ => vec![value.read_literal()?],
@@ -102,33 +102,33 @@ pub(super) fn regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTe
     let text = value.read_literal()?;
     let used = if ignore_case { text.to_lowercase() } else { text.clone() };
     match check_expression(value, &used)? {
-        Usable::Yes => {
+        Matchability::Yes => {
             Some(ValueTest::Text { relation: TextRelation::Regex, texts: vec![text], ignore_case })
         }
-        Usable::Never => Some(ValueTest::Never),
+        Matchability::Never => Some(ValueTest::Never),
     }
 }
 
 /// Indicates whether an expression can match.
-pub(super) enum Usable {
+pub(super) enum Matchability {
     Yes,
     Never,
 }
 
 /// An expression that no engine accepts never matches; one that only other engines accept is rejected.
-pub(super) fn check_expression(field: &Field<'_>, text: &str) -> Option<Usable> {
-    let Err(why) = pattern::check_pattern(text) else {
-        return Some(Usable::Yes);
+pub(super) fn check_expression(field: &Field<'_>, text: &str) -> Option<Matchability> {
+    let Err(reason) = pattern::check_pattern(text) else {
+        return Some(Matchability::Yes);
     };
-    if MALFORMED.iter().any(|words| why.contains(words)) {
+    if MALFORMED.iter().any(|words| reason.contains(words)) {
         field.warn(
-            format!("{text:?} is not a regular expression ({why}) and never matches"),
+            format!("{text:?} is not a regular expression ({reason}) and never matches"),
             "correct it",
         );
-        return Some(Usable::Never);
+        return Some(Matchability::Never);
     }
     field.reject(
-        format!("{text:?} cannot be used as Java would ({why})"),
+        format!("{text:?} cannot be used as Java would ({reason})"),
         "write it in RE2 syntax, without look-around or back references",
     );
     None

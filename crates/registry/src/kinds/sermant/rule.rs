@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 
 use leno_model::{
-    CallerRule, Callers, FallbackPolicy, LaneMark, LaneRule, Name, PathMatch, Quorum, Repeated,
-    RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName, TagRule, TagSet, TagSplit,
-    TagTarget, TagValue, Weights,
+    CallerMatch, CallerRule, FallbackPolicy, LaneMark, LaneRule, Name, PathMatch, Quorum,
+    RepeatedHeader, RuleOrigin, ServiceName, TagDialect, TagMatch, TagRouteName, TagRule, TagSet,
+    TagSplit, TagTarget, TagValue, WeightUnit,
 };
 
-use super::condition::{Usable, check_expression, read_conditions, read_headers};
+use super::condition::{Matchability, check_expression, read_conditions, read_headers};
 use super::warn_unknown;
-use crate::field::{Field, Fields};
+use crate::field::{Field, MapFields};
 use crate::kinds::lane;
 
 /// The location of an object's rules.
-pub(super) struct Origins<'a> {
+pub(super) struct RulesLocation<'a> {
     pub(super) name: &'a TagRouteName,
 }
 
-impl Origins<'_> {
+impl RulesLocation<'_> {
     pub(super) fn rule_origin(&self, index: usize) -> RuleOrigin {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         RuleOrigin { dialect: TagDialect::Sermant, name: self.name.clone(), index }
@@ -33,15 +33,15 @@ pub(super) fn read_flow_rule(
 ) -> Option<Option<TagRule>> {
     let fields = element.any_fields()?;
     warn_unknown(element, &["precedence", "description", "match", "route", "fallback"]);
-    let Some(split) = read_split(&fields, "route", Consumer::Text)? else {
+    let Some(split) = read_split(&fields, "route", ConsumerTag::Text)? else {
         return Some(None);
     };
     let fallback = match fields.find("fallback") {
-        Some(_) => read_split(&fields, "fallback", Consumer::Text)?,
+        Some(_) => read_split(&fields, "fallback", ConsumerTag::Text)?,
         None => None,
     };
-    let mut from = Callers::default();
-    let mut matches = TagMatch { repeated: Repeated::First, ..TagMatch::default() };
+    let mut from = CallerMatch::default();
+    let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
         refuse_dubbo(&parts);
@@ -76,10 +76,10 @@ pub(super) fn read_caller_rule(
 ) -> Option<Option<CallerRule>> {
     let fields = element.any_fields()?;
     warn_unknown(element, &["precedence", "description", "match", "route"]);
-    let Some(split) = read_split(&fields, "route", Consumer::Caller)? else {
+    let Some(split) = read_split(&fields, "route", ConsumerTag::Caller)? else {
         return Some(None);
     };
-    let mut from = Callers::default();
+    let mut from = CallerMatch::default();
     let (mut min_percent, mut min_total) = (0, 0);
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
@@ -124,7 +124,7 @@ pub(super) fn read_lane_rule(
     if marks.is_empty() {
         return Some(Vec::new());
     }
-    let mut matches = TagMatch { repeated: Repeated::First, ..TagMatch::default() };
+    let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     let mut paths = vec![PathMatch::Any];
     if let Some(field) = fields.find("match") {
         let parts = field.any_fields()?;
@@ -156,7 +156,7 @@ pub(super) fn read_lane_rule(
 }
 
 /// True if `protocol` is `http`; without it, or with another one, the rule never matches.
-fn is_http(parts: &Fields<'_>) -> Option<bool> {
+fn is_http(parts: &MapFields<'_>) -> Option<bool> {
     let Some(protocol) = parts.find("protocol") else {
         parts
             .map_field()
@@ -177,7 +177,7 @@ fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
         return Some(vec![PathMatch::Any]);
     }
     let mut paths = vec![PathMatch::Exact(text.clone())];
-    if matches!(check_expression(field, &text)?, Usable::Yes) {
+    if matches!(check_expression(field, &text)?, Matchability::Yes) {
         paths.push(PathMatch::Regex(text));
     }
     Some(paths)
@@ -190,7 +190,7 @@ fn any_case(method: &str) -> Vec<String> {
     literals
 }
 
-fn read_marks(fields: &Fields<'_>) -> Option<Vec<LaneMark>> {
+fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
     let mut marks = Vec::new();
     for route in read_routes(fields, "route")? {
         let parts = route.any_fields()?;
@@ -211,13 +211,17 @@ fn read_marks(fields: &Fields<'_>) -> Option<Vec<LaneMark>> {
 
 /// Indicates whether `CONSUMER_TAG` stands for the caller's tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Consumer {
+enum ConsumerTag {
     Caller,
     Text,
 }
 
 /// Reads routes with tags and weights; `Some(None)` if none is left.
-fn read_split(fields: &Fields<'_>, key: &str, consumer: Consumer) -> Option<Option<TagSplit>> {
+fn read_split(
+    fields: &MapFields<'_>,
+    key: &str,
+    consumer: ConsumerTag,
+) -> Option<Option<TagSplit>> {
     let mut targets = Vec::new();
     for route in read_routes(fields, key)? {
         let parts = route.any_fields()?;
@@ -241,21 +245,21 @@ fn read_split(fields: &Fields<'_>, key: &str, consumer: Consumer) -> Option<Opti
         warn_dropped(fields.map_field(), &format!("a `{key}`"));
         return Some(None);
     }
-    Some(Some(TagSplit { targets, weights: Weights::Percent }))
+    Some(Some(TagSplit { targets, weights: WeightUnit::Percent }))
 }
 
-fn read_routes<'a>(fields: &Fields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
+fn read_routes<'a>(fields: &MapFields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
     match fields.find(key) {
         Some(field) => field.read_list(ROUTES_MAX),
         None => Some(Vec::new()),
     }
 }
 
-fn read_tags(field: &Field<'_>, consumer: Consumer) -> Option<BTreeMap<String, TagValue>> {
+fn read_tags(field: &Field<'_>, consumer: ConsumerTag) -> Option<BTreeMap<String, TagValue>> {
     let mut tags = BTreeMap::new();
     for (name, value) in field.read_entries()? {
         let text = value.read_literal()?;
-        let value = match text == "CONSUMER_TAG" && consumer == Consumer::Caller {
+        let value = match text == "CONSUMER_TAG" && consumer == ConsumerTag::Caller {
             true => TagValue::Callers,
             false => TagValue::Is(text),
         };
@@ -269,7 +273,7 @@ fn warn_dropped(field: &Field<'_>, lacks: &str) {
 }
 
 /// Reads the expression for the path before its last dot; used only in combination with headers.
-fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
+fn read_stem(parts: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>> {
     let Some(field) = parts.find("path") else {
         return Some(None);
     };
@@ -283,12 +287,12 @@ fn read_stem(parts: &Fields<'_>, matches: &TagMatch) -> Option<Option<String>> {
         "use a TagRoute to match paths",
     );
     Some(Some(match check_expression(field, text)? {
-        Usable::Yes => text.to_owned(),
-        Usable::Never => NOTHING.to_owned(),
+        Matchability::Yes => text.to_owned(),
+        Matchability::Never => NOTHING.to_owned(),
     }))
 }
 
-fn read_source(parts: &Fields<'_>, namespace: &Name) -> Option<Option<ServiceName>> {
+fn read_source(parts: &MapFields<'_>, namespace: &Name) -> Option<Option<ServiceName>> {
     let Some(field) = parts.find("source") else {
         return Some(None);
     };
@@ -299,14 +303,14 @@ fn read_source(parts: &Fields<'_>, namespace: &Name) -> Option<Option<ServiceNam
     Some(Some(ServiceName { namespace: namespace.clone(), name }))
 }
 
-fn read_quorum(parts: &Fields<'_>) -> Option<Quorum> {
+fn read_quorum(parts: &MapFields<'_>) -> Option<Quorum> {
     Some(match parts.find("fullMatch") {
         Some(field) if !field.read_boolean()? => Quorum::One,
         _ => Quorum::All,
     })
 }
 
-fn refuse_dubbo(parts: &Fields<'_>) {
+fn refuse_dubbo(parts: &MapFields<'_>) {
     for key in ["attachments", "args"] {
         parts.reject_unsupported(
             key,
@@ -316,7 +320,7 @@ fn refuse_dubbo(parts: &Fields<'_>) {
     }
 }
 
-fn warn_ignored(parts: &Fields<'_>, keys: &[&str], kind: &str) {
+fn warn_ignored(parts: &MapFields<'_>, keys: &[&str], kind: &str) {
     for key in keys {
         if let Some(field) = parts.find(key) {
             field.warn(

@@ -5,12 +5,13 @@ use std::cell::Cell;
 
 use leno_model::{
     Access, AccessRule, FieldMatch, InboundPolicy, NamePattern, PathMatch, PeerMatch, PolicyName,
-    PortSet, Protocol, RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadName, WorkloadPlan,
+    PortSet, Protocol, RequestMatch, SpiffeId, TrustDomain, ValueMatch, WorkloadConfig,
+    WorkloadName,
 };
 use proptest::prelude::*;
 
 use super::*;
-use crate::authorize::{ConnectionPermit, Denial, InboundAccess, Permit};
+use crate::authorize::{ConnectionPermit, Denial, InboundAccess, RequestPermit};
 
 fn policy_rule(action: PolicyAction, name: &str) -> PolicyRule {
     PolicyRule {
@@ -59,7 +60,7 @@ fn path_prefix(prefix: &str) -> PathMatch {
 /// Port 80 speaks HTTP, port 90 is detected, port 5432 is opaque.
 fn compile_access(mode: Access, is_dry_run: bool, rules: Vec<PolicyRule>) -> InboundAccess {
     let port = |port, protocol| WorkloadPort { name: None, port, protocol };
-    let plan = WorkloadPlan::identity_only(
+    let plan = WorkloadConfig::identity_only(
         WorkloadName::new("stock", "stock-1").unwrap(),
         ServiceAccount::new("stock", "stock").unwrap(),
         TrustDomain::new("cluster.local").unwrap(),
@@ -68,7 +69,7 @@ fn compile_access(mode: Access, is_dry_run: bool, rules: Vec<PolicyRule>) -> Inb
     );
     let ports = [(80, Protocol::Http), (90, Protocol::Detect), (5432, Protocol::Tcp)];
     let ports = ports.map(|(number, protocol)| port(number, protocol)).to_vec();
-    let plan = WorkloadPlan { ports, inbound: InboundPolicy { is_dry_run, rules }, ..plan };
+    let plan = WorkloadConfig { ports, inbound: InboundPolicy { is_dry_run, rules }, ..plan };
     InboundAccess::from_config(&plan).unwrap()
 }
 
@@ -84,7 +85,7 @@ fn connection_permit(access: &InboundAccess, peer: &str, port: u16) -> Connectio
 }
 
 /// The reason and the rule, if any.
-fn describe_decision(access: &InboundAccess, decision: Result<Permit, Denial>) -> String {
+fn describe_decision(access: &InboundAccess, decision: Result<RequestPermit, Denial>) -> String {
     let rule = |decision: Option<&PolicyDecision>| match decision {
         None => String::new(),
         Some(PolicyDecision { rule: Some(rule), .. }) => rule.to_string(),
@@ -358,7 +359,7 @@ fn a_bad_pattern_names_its_policy() {
 /// The fields of a request with one claim in its token.
 struct Claimed(&'static str, &'static str);
 
-impl crate::request::Fields for Claimed {
+impl crate::request::HeaderLookup for Claimed {
     fn joined_values(&self, _: &str) -> Option<Cow<'_, str>> {
         None
     }
@@ -423,7 +424,7 @@ struct Counted {
     asked: Cell<usize>,
 }
 
-impl crate::request::Fields for Counted {
+impl crate::request::HeaderLookup for Counted {
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
         self.asked.set(self.asked.get() + 1);
         (name == "x-user").then_some(Cow::Borrowed(&self.user))

@@ -13,7 +13,7 @@ struct Behaviour {
 
 /// Endpoints as one thread sees them.
 struct Known {
-    endpoints: Vec<(Latency, u32)>,
+    endpoints: Vec<(EndpointLatency, u32)>,
     now: Duration,
 }
 
@@ -25,7 +25,7 @@ impl Candidates for Known {
     fn load(&self, index: usize) -> Load {
         let (latency, under_way) = &self.endpoints[index];
         let under_way = under_way + u32::from(latency.failure_count(self.now));
-        Load { under_way, step: latency.latency_step(self.now), weight: None }
+        Load { in_progress: under_way, step: latency.latency_step(self.now), weight: None }
     }
 
     fn is_usable(&self, _: usize) -> bool {
@@ -37,7 +37,8 @@ impl Candidates for Known {
 /// minute; each response takes its endpoint's time plus up to a quarter.
 fn simulate_shares(behaviours: &[Behaviour], callers: u32, seed: u64) -> Vec<u64> {
     let count = behaviours.len();
-    let mut known = Known { endpoints: vec![(Latency::default(), 0); count], now: Duration::ZERO };
+    let mut known =
+        Known { endpoints: vec![(EndpointLatency::default(), 0); count], now: Duration::ZERO };
     let mut draws = (0_u64..).map(|n| hash(seed ^ n, "draw"));
     let mut draw = || draws.next().unwrap_or_default();
     // The end of each caller's current request, its endpoint and its duration.
@@ -116,7 +117,7 @@ fn who_fails_fast_attracts_nothing() {
 
 #[test]
 fn who_recovers_gets_its_share_again() {
-    let mut latency = Latency::default();
+    let mut latency = EndpointLatency::default();
     latency.record_response(Duration::from_secs(5), Duration::ZERO);
     let mut now = Duration::ZERO;
     while latency.latency_step(now) > Some(13) {

@@ -9,7 +9,7 @@ fn millis(ms: u64) -> Duration {
 }
 
 /// In milliseconds.
-fn average_millis(latency: &Latency) -> f64 {
+fn average_millis(latency: &EndpointLatency) -> f64 {
     (latency.average >> SCALE_BITS) as f64 / 1000.0
 }
 
@@ -19,7 +19,7 @@ fn assert_near(value: f64, expected: f64) {
 
 #[test]
 fn a_peak_counts_at_once_and_what_is_faster_in_the_course_of_time() {
-    let mut latency = Latency::default();
+    let mut latency = EndpointLatency::default();
     latency.record_response(millis(10), millis(0));
     assert_near(average_millis(&latency), 10.0);
     latency.record_response(millis(100), millis(1));
@@ -49,7 +49,7 @@ fn the_curve_is_that_of_the_exponential_function() {
 
 #[test]
 fn failures_draw_nothing_down_and_count_until_the_next_answer() {
-    let mut latency = Latency::default();
+    let mut latency = EndpointLatency::default();
     latency.record_failure(millis(1), millis(0));
     assert_eq!(
         (latency.latency_step(millis(0)), latency.failure_count(millis(0))),
@@ -73,10 +73,10 @@ fn failures_draw_nothing_down_and_count_until_the_next_answer() {
 #[test]
 fn who_never_answers_well_never_looks_fast() {
     // Only the slow samples repeat; earlier ones are long decayed.
-    let learned: [fn(&mut Latency, Duration, Duration); 2] =
-        [Latency::record_pending, Latency::record_failure];
+    let learned: [fn(&mut EndpointLatency, Duration, Duration); 2] =
+        [EndpointLatency::record_pending, EndpointLatency::record_failure];
     for learn in learned {
-        let mut latency = Latency::default();
+        let mut latency = EndpointLatency::default();
         latency.record_response(millis(5), millis(0));
         for second in 1..=60 {
             learn(&mut latency, millis(900), millis(second * 1000));
@@ -88,10 +88,10 @@ fn who_never_answers_well_never_looks_fast() {
 
 #[test]
 fn what_silence_has_forgiven_is_not_held_against_anybody_again() {
-    let learned: [fn(&mut Latency, Duration, Duration); 2] =
-        [Latency::record_pending, Latency::record_failure];
+    let learned: [fn(&mut EndpointLatency, Duration, Duration); 2] =
+        [EndpointLatency::record_pending, EndpointLatency::record_failure];
     for learn in learned {
-        let mut latency = Latency::default();
+        let mut latency = EndpointLatency::default();
         latency.record_response(millis(5_000), millis(0));
         for _ in 0..8 {
             latency.record_failure(millis(1), millis(0));
@@ -106,7 +106,7 @@ fn what_silence_has_forgiven_is_not_held_against_anybody_again() {
 
 #[test]
 fn refusals_between_answers_let_time_pass() {
-    let mut latency = Latency::default();
+    let mut latency = EndpointLatency::default();
     latency.record_response(millis(2_000), millis(0));
     for n in 1..=6_000 {
         match n % 100 {
@@ -129,7 +129,7 @@ fn refusals_between_answers_let_time_pass() {
 
 #[test]
 fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
-    let mut latency = Latency::default();
+    let mut latency = EndpointLatency::default();
     latency.record_response(millis(40), millis(0));
     latency.record_failure(millis(1), millis(1));
     latency.record_rejection(millis(1), millis(2));
@@ -139,7 +139,7 @@ fn who_refuses_does_not_fail_and_is_not_fast_for_it() {
 
 #[test]
 fn who_is_not_asked_any_more_is_forgiven() {
-    let mut latency = Latency::default();
+    let mut latency = EndpointLatency::default();
     latency.record_response(millis(5_000), millis(0));
     let step = |at| latency.latency_step(millis(at)).unwrap();
     assert_eq!(step(500), step(0));
@@ -151,7 +151,7 @@ proptest! {
     fn an_average_lies_between_what_it_was_and_what_was_seen(
         seen in prop::collection::vec((any::<bool>(), any::<u64>(), 0..100_000_u64), 1..60),
     ) {
-        let mut latency = Latency::default();
+        let mut latency = EndpointLatency::default();
         let mut now = Duration::ZERO;
         for (failed, took, after) in seen {
             now += Duration::from_millis(after);

@@ -540,8 +540,8 @@ proptest! {
 
     #[test]
     fn what_plainly_fits_is_denied(
-        request in crate::many::tests::any_match(),
-        made in crate::many::tests::any_request(),
+        request in crate::match_index::tests::any_match(),
+        made in crate::match_index::tests::any_request(),
     ) {
         let view = made.request_view();
         if super::super::RequestMatcher::compile(&request).unwrap().matches(&view) {

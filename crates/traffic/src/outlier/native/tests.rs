@@ -2,7 +2,7 @@
 
 use leno_model::{EjectionTime, FailureRate, HealthCheck, HealthProbe};
 
-use super::super::{Ending, Failed, classify_ending};
+use super::super::{EndpointResult, FailureEvidence, classify_ending};
 use super::*;
 
 fn ejection_rule() -> OutlierDetection {
@@ -24,28 +24,29 @@ fn ejection_rule() -> OutlierDetection {
     }
 }
 
-fn failed_request(now: u64, probe: bool) -> Seen {
-    Seen { failed: true, probe, now: Duration::from_secs(now), draw: 0 }
+fn failed_request(now: u64, probe: bool) -> RequestResult {
+    RequestResult { failed: true, probe, now: Duration::from_secs(now), draw: 0 }
 }
 
 /// Two endpoints, the first ejected since second 1.
-fn one_out() -> (Outliers, Vec<Event>) {
-    let mut outliers = Outliers::new(ejection_rule(), 2);
+fn one_out() -> (NativeDetector, Vec<EjectionEvent>) {
+    let mut outliers = NativeDetector::new(ejection_rule(), 2);
     let mut events = Vec::new();
     outliers.record_outcome(0, failed_request(0, false), &mut events);
     outliers.advance_time(Duration::from_secs(1), 0, &mut events);
-    assert_eq!(outliers.endpoint_state(0), Standing::Out);
+    assert_eq!(outliers.endpoint_state(0), EjectionState::Ejected);
     (outliers, events)
 }
 
 #[test]
 fn chance_takes_no_more_than_its_share_off_a_pause() {
     for (draw, expected_ms) in [(0, 30_000), (u64::MAX / 2, 22_500), (u64::MAX, 15_000)] {
-        let mut outliers = Outliers::new(ejection_rule(), 2);
+        let mut outliers = NativeDetector::new(ejection_rule(), 2);
         let mut events = Vec::new();
         outliers.record_outcome(0, failed_request(0, false), &mut events);
         outliers.advance_time(Duration::from_secs(1), draw, &mut events);
-        let [Event::Ejected { slot: 0, cause: Cause::Rate, pause: Some(pause) }] = events[..]
+        let [EjectionEvent::Ejected { slot: 0, cause: EjectionCause::Rate, pause: Some(pause) }] =
+            events[..]
         else {
             panic!("{events:?}");
         };
@@ -59,7 +60,7 @@ fn who_stays_for_the_bounds_alone_is_known_until_its_window_is_over() {
     outliers.record_outcome(1, failed_request(2, false), &mut events);
     assert!(!outliers.is_spared(1), "it was not judged yet");
     outliers.advance_time(Duration::from_secs(3), 0, &mut events);
-    assert_eq!(outliers.endpoint_state(1), Standing::In);
+    assert_eq!(outliers.endpoint_state(1), EjectionState::InService);
     assert_eq!([0, 1, 7].map(|slot| outliers.is_spared(slot)), [false, true, false]);
     for second in 4..=14 {
         outliers.advance_time(Duration::from_secs(second), 0, &mut events);
@@ -72,12 +73,16 @@ fn who_stays_for_the_bounds_alone_is_known_until_its_window_is_over() {
         min_healthy: 2,
         ..ejection_rule()
     };
-    let mut outliers = Outliers::new(rule, 2);
+    let mut outliers = NativeDetector::new(rule, 2);
     for (second, is_spared) in [(0, false), (0, true), (1, true)] {
         outliers.record_outcome(0, failed_request(second, false), &mut events);
         assert_eq!(outliers.is_spared(0), is_spared);
     }
-    outliers.record_outcome(0, Seen { failed: false, ..failed_request(1, false) }, &mut events);
+    outliers.record_outcome(
+        0,
+        RequestResult { failed: false, ..failed_request(1, false) },
+        &mut events,
+    );
     outliers.advance_time(Duration::from_secs(2), 0, &mut events);
     assert!(!outliers.is_spared(0));
     // No results for longer than a window.
@@ -92,7 +97,7 @@ fn who_stays_for_the_bounds_alone_is_known_until_its_window_is_over() {
 fn checks_that_fail_for_somebody_who_must_stay_are_known() {
     let mut outliers = two_ill();
     assert_eq!([0, 1, 2, 3].map(|slot| outliers.is_spared(slot)), [false, false, true, true]);
-    outliers.record_check(2, Failed::No, Duration::from_secs(2), &mut Vec::new());
+    outliers.record_check(2, FailureEvidence::No, Duration::from_secs(2), &mut Vec::new());
     assert!(!outliers.is_spared(2));
 }
 
@@ -101,52 +106,55 @@ fn what_is_known_moves_with_its_endpoint() {
     let (mut outliers, _) = one_out();
     outliers.update_endpoints(&[None, Some(1), Some(0)]);
     let standings = [0, 1, 2].map(|slot| outliers.endpoint_state(slot));
-    assert_eq!(standings, [Standing::In, Standing::In, Standing::Out]);
+    assert_eq!(
+        standings,
+        [EjectionState::InService, EjectionState::InService, EjectionState::Ejected]
+    );
     outliers.update_endpoints(&[Some(1)]);
-    assert_eq!(outliers.endpoint_state(0), Standing::In);
-    assert_eq!(outliers.endpoint_state(7), Standing::In, "nobody knows it");
+    assert_eq!(outliers.endpoint_state(0), EjectionState::InService);
+    assert_eq!(outliers.endpoint_state(7), EjectionState::InService, "nobody knows it");
 }
 
 #[test]
 fn only_one_probe_is_under_way_and_one_that_proves_nothing_is_repeated() {
     let (mut outliers, mut events) = one_out();
     outliers.advance_time(Duration::from_secs(31), 0, &mut events);
-    assert_eq!(outliers.endpoint_state(0), Standing::Probe);
+    assert_eq!(outliers.endpoint_state(0), EjectionState::Probe);
     assert!(outliers.start_request(0));
-    assert_eq!(outliers.endpoint_state(0), Standing::Out);
+    assert_eq!(outliers.endpoint_state(0), EjectionState::Ejected);
     assert!(!outliers.start_request(0));
     outliers.release_request(0);
-    assert_eq!(outliers.endpoint_state(0), Standing::Probe);
+    assert_eq!(outliers.endpoint_state(0), EjectionState::Probe);
     // A request from before the ejection ends now.
     outliers.record_outcome(0, failed_request(32, false), &mut events);
-    assert_eq!(outliers.endpoint_state(0), Standing::Probe);
+    assert_eq!(outliers.endpoint_state(0), EjectionState::Probe);
     assert!(outliers.start_request(0));
     outliers.record_outcome(0, failed_request(32, true), &mut events);
-    assert_eq!(outliers.endpoint_state(0), Standing::Out);
+    assert_eq!(outliers.endpoint_state(0), EjectionState::Ejected);
     assert_eq!(events.len(), 2);
 }
 
 #[test]
 fn a_success_of_the_class_that_does_not_count_is_one() {
-    let answered = |status| Ending::Answered { status, grpc: None };
-    assert_eq!(classify_ending(&ejection_rule().failures, answered(500)), Failed::Yes);
-    assert_eq!(classify_ending(&ejection_rule().failures, answered(404)), Failed::No);
+    let answered = |status| EndpointResult::Response { status, grpc: None };
+    assert_eq!(classify_ending(&ejection_rule().failures, answered(500)), FailureEvidence::Yes);
+    assert_eq!(classify_ending(&ejection_rule().failures, answered(404)), FailureEvidence::No);
 }
 
 /// Four endpoints, the first two ejected by health checks.
-fn two_ill() -> Outliers {
+fn two_ill() -> NativeDetector {
     let probe = HealthProbe::Http { path: "/".to_owned() };
     let time = Duration::from_secs(1);
     let check = HealthCheck { probe, interval: time, timeout: time, failures: 1, successes: 2 };
-    let mut outliers = Outliers::new(
+    let mut outliers = NativeDetector::new(
         OutlierDetection { health_check: Some(Box::new(check)), ..ejection_rule() },
         4,
     );
     let mut events = Vec::new();
     for slot in 0..4 {
-        outliers.record_check(slot, Failed::Yes, time, &mut events);
+        outliers.record_check(slot, FailureEvidence::Yes, time, &mut events);
     }
-    let ejected = |slot| Event::Ejected { slot, cause: Cause::Check, pause: None };
+    let ejected = |slot| EjectionEvent::Ejected { slot, cause: EjectionCause::Check, pause: None };
     assert_eq!(events, [ejected(0), ejected(1)]);
     outliers
 }
@@ -155,22 +163,28 @@ fn two_ill() -> Outliers {
 fn when_the_well_ones_leave_as_many_of_the_ill_are_back_as_must_stay() {
     let mut outliers = two_ill();
     outliers.update_endpoints(&[Some(0), Some(1)]);
-    assert_eq!([0, 1].map(|slot| outliers.endpoint_state(slot)), [Standing::In, Standing::Out]);
+    assert_eq!(
+        [0, 1].map(|slot| outliers.endpoint_state(slot)),
+        [EjectionState::InService, EjectionState::Ejected]
+    );
     let mut events = Vec::new();
-    outliers.record_check(0, Failed::Yes, Duration::from_secs(2), &mut events);
+    outliers.record_check(0, FailureEvidence::Yes, Duration::from_secs(2), &mut events);
     assert_eq!(events, [], "there is no room");
     outliers.update_endpoints(&[Some(0), Some(1), None, None]);
-    outliers.record_check(0, Failed::Yes, Duration::from_secs(3), &mut events);
-    assert_eq!(events, [Event::Ejected { slot: 0, cause: Cause::Check, pause: None }]);
+    outliers.record_check(0, FailureEvidence::Yes, Duration::from_secs(3), &mut events);
+    assert_eq!(
+        events,
+        [EjectionEvent::Ejected { slot: 0, cause: EjectionCause::Check, pause: None }]
+    );
 }
 
 #[test]
 fn who_is_out_and_cannot_be_asked_any_more_comes_back() {
     let mut outliers = two_ill();
     let (now, mut events) = (Duration::from_secs(2), Vec::new());
-    outliers.record_check(0, Failed::Unknown, now, &mut events);
-    outliers.record_check(3, Failed::Unknown, now, &mut events);
+    outliers.record_check(0, FailureEvidence::Unknown, now, &mut events);
+    outliers.record_check(3, FailureEvidence::Unknown, now, &mut events);
     assert_eq!(events, []);
-    outliers.record_check(0, Failed::Unknown, now, &mut events);
-    assert_eq!(events, [Event::Unejected { slot: 0 }]);
+    outliers.record_check(0, FailureEvidence::Unknown, now, &mut events);
+    assert_eq!(events, [EjectionEvent::Unejected { slot: 0 }]);
 }

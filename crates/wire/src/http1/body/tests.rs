@@ -59,7 +59,7 @@ fn a_small_body_takes_one_call() {
     let bytes = b"5\r\nhello\r\n0\r\n\r\nrest";
     let mut decoder = BodyDecoder::new(BodyLength::Chunked);
     let piece = decoder.decode(bytes).unwrap();
-    assert_eq!(piece, Piece { consumed: 15, data: 3..8, trailers: None, complete: true });
+    assert_eq!(piece, DecodedPiece { consumed: 15, data: 3..8, trailers: None, complete: true });
 }
 
 #[test]

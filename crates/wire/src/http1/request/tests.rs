@@ -15,7 +15,7 @@ fn parses_a_plain_request() {
     assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len() - 5)));
     assert_eq!(head.method.slice_in(bytes), b"POST");
     assert_eq!(head.target.slice_in(bytes), b"/a/b?c=d");
-    assert_eq!(head.version, Version::Http11);
+    assert_eq!(head.version, Http1Version::Http11);
     assert_eq!(head.host.unwrap().slice_in(bytes), b"ratings:9080");
     assert_eq!(head.body, BodyLength::Known(5));
     assert!(head.keep_alive && !head.upgrade && !head.expect_continue);

@@ -9,8 +9,8 @@ use crate::http1::FieldName;
 fn parses_a_plain_response() {
     let bytes = b"HTTP/1.1 404 Not \xc3\xa0 Found\r\nServer: a\r\nContent-Length: 2\r\n\r\nno";
     let mut head = ResponseHead::default();
-    assert_eq!(head.parse(bytes, Answers::Other), Ok(Parsed::Complete(bytes.len() - 2)));
-    assert_eq!((head.status, head.version), (404, Version::Http11));
+    assert_eq!(head.parse(bytes, RequestKind::Other), Ok(Parsed::Complete(bytes.len() - 2)));
+    assert_eq!((head.status, head.version), (404, Http1Version::Http11));
     assert_eq!(head.reason.slice_in(bytes), b"Not \xc3\xa0 Found");
     assert_eq!(head.body, BodyLength::Known(2));
     assert_eq!(head.fields[1].kind, FieldName::ContentLength);
@@ -20,9 +20,9 @@ fn parses_a_plain_response() {
 
 #[test]
 fn finds_the_end_of_every_body() {
-    use Answers::{Connect, Head, Other};
     use BodyLength::{Chunked, Empty, Known, UntilClose};
-    let cases: [(Answers, &str, &str, BodyLength); 22] = [
+    use RequestKind::{Connect, Head, Other};
+    let cases: [(RequestKind, &str, &str, BodyLength); 22] = [
         (Other, "200", "", UntilClose),
         (Other, "200", "Content-Length: 7\r\n", Known(7)),
         (Other, "200", "Content-Length: 0\r\n", Known(0)),
@@ -119,10 +119,10 @@ fn every_prefix_is_partial() {
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: a, close\r\nA: b\r\n\r\n";
     let mut head = ResponseHead::default();
     for end in 0..bytes.len() {
-        assert_eq!(head.parse(&bytes[..end], Answers::Other), Ok(Parsed::Partial), "{end}");
+        assert_eq!(head.parse(&bytes[..end], RequestKind::Other), Ok(Parsed::Partial), "{end}");
         assert_eq!(head.status, 0);
     }
-    assert_eq!(head.parse(bytes, Answers::Other), Ok(Parsed::Complete(bytes.len())));
+    assert_eq!(head.parse(bytes, RequestKind::Other), Ok(Parsed::Complete(bytes.len())));
     assert!(!head.keep_alive);
 }
 
@@ -138,19 +138,19 @@ fn finds_options_of_the_connection() {
     ] {
         let bytes = format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n");
         let mut head = ResponseHead::default();
-        head.parse(bytes.as_bytes(), Answers::Other).unwrap();
+        head.parse(bytes.as_bytes(), RequestKind::Other).unwrap();
         assert_eq!(head.has_connection_option(bytes.as_bytes(), "a"), found, "{fields}");
     }
 }
 
 #[test]
 fn knows_what_a_method_means_for_the_answer() {
-    assert_eq!(Answers::for_method(b"HEAD"), Answers::Head);
-    assert_eq!(Answers::for_method(b"CONNECT"), Answers::Connect);
-    assert_eq!(Answers::for_method(b"head"), Answers::Other);
+    assert_eq!(RequestKind::for_method(b"HEAD"), RequestKind::Head);
+    assert_eq!(RequestKind::for_method(b"CONNECT"), RequestKind::Connect);
+    assert_eq!(RequestKind::for_method(b"head"), RequestKind::Other);
 }
 
 fn expect_malformed(bytes: &[u8], fault: Malformed) {
     let mut head = ResponseHead::default();
-    assert_eq!(head.parse(bytes, Answers::Other), Err(fault), "{}", bytes.escape_ascii());
+    assert_eq!(head.parse(bytes, RequestKind::Other), Err(fault), "{}", bytes.escape_ascii());
 }

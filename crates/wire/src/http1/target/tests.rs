@@ -4,18 +4,18 @@ use super::*;
 
 #[test]
 fn takes_the_four_forms_apart() {
-    let origin = |path, query| Target::Origin { path, query };
-    let cases: [(&[u8], &[u8], Target<'_>); 8] = [
+    let origin = |path, query| RequestTarget::Origin { path, query };
+    let cases: [(&[u8], &[u8], RequestTarget<'_>); 8] = [
         (b"GET", b"/", origin(b"/", None)),
         (b"GET", b"/a%2Fb?", origin(b"/a%2Fb", Some(b""))),
         (b"GET", b"/a?b?c=http://d", origin(b"/a", Some(b"b?c=http://d"))),
-        (b"OPTIONS", b"*", Target::Asterisk),
-        (b"CONNECT", b"a.b:443", Target::Authority { host: b"a.b", port: 443 }),
-        (b"CONNECT", b"[::1]:1", Target::Authority { host: b"[::1]", port: 1 }),
+        (b"OPTIONS", b"*", RequestTarget::Asterisk),
+        (b"CONNECT", b"a.b:443", RequestTarget::Authority { host: b"a.b", port: 443 }),
+        (b"CONNECT", b"[::1]:1", RequestTarget::Authority { host: b"[::1]", port: 1 }),
         (
             b"GET",
             b"http://a:80/b?c",
-            Target::Absolute {
+            RequestTarget::Absolute {
                 scheme: b"http",
                 authority: b"a:80",
                 path: b"/b",
@@ -25,7 +25,12 @@ fn takes_the_four_forms_apart() {
         (
             b"GET",
             b"HTTPS://a?c",
-            Target::Absolute { scheme: b"HTTPS", authority: b"a", path: b"/", query: Some(b"c") },
+            RequestTarget::Absolute {
+                scheme: b"HTTPS",
+                authority: b"a",
+                path: b"/",
+                query: Some(b"c"),
+            },
         ),
     ];
     for (method, received, expected) in cases {

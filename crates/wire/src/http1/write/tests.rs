@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::http1::{Answers, Malformed, Parsed};
+use crate::http1::{Malformed, Parsed, RequestKind};
 
 #[test]
 fn forwards_requests() {
@@ -53,12 +53,12 @@ fn forwards_requests() {
     );
     check(
         "GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n",
-        &RequestEdits { connection: Connection::Upgrade, ..plain },
+        &RequestEdits { connection: ConnectionHeader::Upgrade, ..plain },
         "GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n",
     );
     check(
         "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-        &RequestEdits { connection: Connection::Close, ..plain },
+        &RequestEdits { connection: ConnectionHeader::Close, ..plain },
         "GET / HTTP/1.1\r\nHost: a\r\nconnection: close\r\n\r\n",
     );
 }
@@ -120,22 +120,27 @@ fn forwards_responses() {
         let head = |fields| format!("HTTP/1.1 {status} Some Reason\r\n{fields}\r\n");
         assert_eq!(rewrite_response(&head(received), answers, &edits), head(written));
     };
-    check(Answers::Other, 200, Framing::Keep, known);
-    check(Answers::Other, 200, Framing::Outside, known);
-    check(Answers::Other, 200, Framing::Chunked, (known.0, chunks.1));
-    check(Answers::Other, 200, Framing::Keep, chunks);
-    check(Answers::Other, 200, Framing::Outside, (chunks.0, ""));
-    check(Answers::Other, 200, Framing::Keep, same(""));
-    check(Answers::Other, 200, Framing::Chunked, ("", chunks.1));
-    check(Answers::Head, 200, Framing::Keep, known);
-    check(Answers::Head, 200, Framing::Outside, known);
-    check(Answers::Head, 200, Framing::Keep, (chunks.0, ""));
-    check(Answers::Other, 304, Framing::Keep, known);
-    check(Answers::Other, 204, Framing::Keep, ("Content-Length: 0\r\n", ""));
-    check(Answers::Other, 204, Framing::Chunked, same(""));
-    check(Answers::Connect, 200, Framing::Keep, (known.0, ""));
-    check(Answers::Other, 103, Framing::Chunked, same("Link: a\r\n"));
-    check(Answers::Other, 200, Framing::Keep, ("Connection: a\r\nA: 1\r\nB: 2\r\n", "B: 2\r\n"));
+    check(RequestKind::Other, 200, Framing::Keep, known);
+    check(RequestKind::Other, 200, Framing::Outside, known);
+    check(RequestKind::Other, 200, Framing::Chunked, (known.0, chunks.1));
+    check(RequestKind::Other, 200, Framing::Keep, chunks);
+    check(RequestKind::Other, 200, Framing::Outside, (chunks.0, ""));
+    check(RequestKind::Other, 200, Framing::Keep, same(""));
+    check(RequestKind::Other, 200, Framing::Chunked, ("", chunks.1));
+    check(RequestKind::Head, 200, Framing::Keep, known);
+    check(RequestKind::Head, 200, Framing::Outside, known);
+    check(RequestKind::Head, 200, Framing::Keep, (chunks.0, ""));
+    check(RequestKind::Other, 304, Framing::Keep, known);
+    check(RequestKind::Other, 204, Framing::Keep, ("Content-Length: 0\r\n", ""));
+    check(RequestKind::Other, 204, Framing::Chunked, same(""));
+    check(RequestKind::Connect, 200, Framing::Keep, (known.0, ""));
+    check(RequestKind::Other, 103, Framing::Chunked, same("Link: a\r\n"));
+    check(
+        RequestKind::Other,
+        200,
+        Framing::Keep,
+        ("Connection: a\r\nA: 1\r\nB: 2\r\n", "B: 2\r\n"),
+    );
 }
 
 #[test]
@@ -144,21 +149,21 @@ fn edits_responses() {
         add: &[("x-new", b"1")],
         lines: "x-more: 2\r\n",
         remove: &["server".into()],
-        connection: Connection::Close,
+        connection: ConnectionHeader::Close,
         ..<_>::default()
     };
     let written = rewrite_response(
         "HTTP/1.0 999 \r\nA: b\r\nServer: c\r\nD: e\r\n\r\n",
-        Answers::Other,
+        RequestKind::Other,
         &edits,
     );
     assert_eq!(
         written,
         "HTTP/1.1 999 \r\nA: b\r\nD: e\r\nconnection: close\r\nx-new: 1\r\nx-more: 2\r\n\r\n"
     );
-    let edits = ResponseEdits { connection: Connection::Upgrade, ..<_>::default() };
+    let edits = ResponseEdits { connection: ConnectionHeader::Upgrade, ..<_>::default() };
     let switch = "HTTP/1.1 101 Go\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n";
-    assert_eq!(rewrite_response(switch, Answers::Other, &edits), switch);
+    assert_eq!(rewrite_response(switch, RequestKind::Other, &edits), switch);
 }
 
 #[test]
@@ -197,7 +202,7 @@ fn a_smuggled_request_never_leaves() {
         let bytes = format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n0\r\n\r\nG");
         assert_eq!(RequestHead::default().parse(bytes.as_bytes()), Err(fault), "{fields}");
         let bytes = format!("HTTP/1.1 200 OK\r\nA: b\r\n{fields}\r\n\r\n0\r\n\r\nH");
-        let parsed = ResponseHead::default().parse(bytes.as_bytes(), Answers::Other);
+        let parsed = ResponseHead::default().parse(bytes.as_bytes(), RequestKind::Other);
         assert_eq!(parsed, Err(fault), "{fields}");
     }
 }
@@ -233,7 +238,7 @@ proptest! {
         reason in "[ -~]{0,20}",
         fields in any_fields(),
         body in any_body(),
-        answers in prop_oneof![Just(Answers::Other), Just(Answers::Head)],
+        answers in prop_oneof![Just(RequestKind::Other), Just(RequestKind::Head)],
     ) {
         let received = format!("HTTP/1.1 {status} {reason}\r\n{fields}{body}\r\n");
         let mut before = ResponseHead::default();
@@ -281,7 +286,7 @@ fn any_body() -> impl Strategy<Value = &'static str> {
     ]
 }
 
-fn end_to_end(head: &str, fields: &[Field]) -> Vec<(Vec<u8>, Vec<u8>)> {
+fn end_to_end(head: &str, fields: &[HeaderField]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let bytes = head.as_bytes();
     fields
         .iter()
@@ -299,7 +304,7 @@ fn rewrite_request(received: &str, edits: &RequestEdits<'_>) -> String {
     output_text(&out)
 }
 
-fn rewrite_response(received: &str, answers: Answers, edits: &ResponseEdits<'_>) -> String {
+fn rewrite_response(received: &str, answers: RequestKind, edits: &ResponseEdits<'_>) -> String {
     let mut head = ResponseHead::default();
     let parsed = head.parse(received.as_bytes(), answers);
     assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");

@@ -50,16 +50,16 @@ fn the_document_has_the_numbers_of_the_code() {
 #[test]
 fn the_document_has_every_kind_and_code() {
     for kind in [
-        Kind::Hello,
-        Kind::Open,
-        Kind::Head,
-        Kind::Data,
-        Kind::Trailers,
-        Kind::Reset,
-        Kind::Credit,
-        Kind::GoAway,
-        Kind::Ping,
-        Kind::Pong,
+        FrameKind::Hello,
+        FrameKind::Open,
+        FrameKind::Head,
+        FrameKind::Data,
+        FrameKind::Trailers,
+        FrameKind::Reset,
+        FrameKind::Credit,
+        FrameKind::GoAway,
+        FrameKind::Ping,
+        FrameKind::Pong,
     ] {
         let row = format!("| {} | {} |", kind as u8, format!("{kind:?}").to_uppercase());
         assert!(DOCUMENT.contains(&row), "docs/link.md lacks: {row}");

@@ -56,7 +56,7 @@ type StreamMap = std::collections::BTreeMap<StreamId, usize>;
 
 impl Victim {
     fn new(role: Role) -> Self {
-        let limits = Limits { streams_max: 64, window: WINDOW_LEAST, ..Limits::default() };
+        let limits = LinkLimits { streams_max: 64, window: WINDOW_LEAST, ..LinkLimits::default() };
         Self {
             link: Link::new(role, limits),
             inbox: BytesMut::new(),
@@ -89,10 +89,10 @@ impl Victim {
         true
     }
 
-    fn handle_event(&mut self, event: Event, chance: &mut Chance) {
+    fn handle_event(&mut self, event: LinkEvent, chance: &mut Chance) {
         self.events += 1;
         match event {
-            Event::Opened { stream, .. } => {
+            LinkEvent::Opened { stream, .. } => {
                 self.held.insert(stream, 0);
                 match chance.below_bound(3) {
                     0 => self.link.reset_stream(stream, ResetCode::Refused),
@@ -100,13 +100,13 @@ impl Victim {
                     _ => {}
                 }
             }
-            Event::Data { stream, data, end } => {
+            LinkEvent::Data { stream, data, end } => {
                 assert!(end || !data.is_empty());
                 let held = self.held.entry(stream).or_default();
                 *held += data.len();
                 assert!(*held <= WINDOW_LEAST as usize);
             }
-            Event::Reset { stream, .. } => {
+            LinkEvent::Reset { stream, .. } => {
                 self.held.remove(&stream);
                 assert_eq!(self.link.available_credit(stream), 0);
             }
@@ -145,7 +145,7 @@ fn any_frame(chance: &mut Chance, victim: &Victim) -> BytesMut {
             Role::Opener => Role::Acceptor,
             Role::Acceptor => Role::Opener,
         };
-        frame::write_hello(&mut hello, role, &Limits::default());
+        frame::write_hello(&mut hello, role, &LinkLimits::default());
         return hello;
     }
     let kinds = match victim.link.role {

@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn the_first_frame_is_hello_and_comes_once() {
-    let hello = |f: &dyn Fn(&mut Limits)| {
-        let mut limits = Limits::default();
+    let hello = |f: &dyn Fn(&mut LinkLimits)| {
+        let mut limits = LinkLimits::default();
         f(&mut limits);
         let mut wire = BytesMut::new();
         frame::write_hello(&mut wire, Role::Opener, &limits);
@@ -18,12 +18,12 @@ fn the_first_frame_is_hello_and_comes_once() {
     role[10] = 2;
     let twice = [&good[..], &good[..]].concat();
     let cases: [(&str, &[u8], GoAwayCode); 11] = [
-        ("ping first", &raw_frame(Kind::Ping, 0, 0, b""), GoAwayCode::Protocol),
+        ("ping first", &raw_frame(FrameKind::Ping, 0, 0, b""), GoAwayCode::Protocol),
         ("another protocol", b"GET / HTTP/1.1\r\n", GoAwayCode::Protocol),
         ("another version", &version, GoAwayCode::Version),
         ("our role", &role, GoAwayCode::Protocol),
         ("twice", &twice, GoAwayCode::Protocol),
-        ("short", &raw_frame(Kind::Hello, 0, 0, &[0, 1]), GoAwayCode::Protocol),
+        ("short", &raw_frame(FrameKind::Hello, 0, 0, &[0, 1]), GoAwayCode::Protocol),
         ("long", &raw_header(HELLO_LONG, 1, 0, 0), GoAwayCode::Protocol),
         ("few streams", &hello(&|l| l.streams_max = 1), GoAwayCode::Protocol),
         ("small window", &hello(&|l| l.window = 1), GoAwayCode::Protocol),
@@ -31,7 +31,7 @@ fn the_first_frame_is_hello_and_comes_once() {
         ("small heads", &hello(&|l| l.head_max = 1), GoAwayCode::Protocol),
     ];
     for (name, wire, code) in cases {
-        let error = receive_error(&mut Link::new(Role::Acceptor, Limits::default()), wire);
+        let error = receive_error(&mut Link::new(Role::Acceptor, LinkLimits::default()), wire);
         assert_eq!(error.map(|error| error.go_away_code()), Some(code), "{name}");
     }
 }
@@ -39,31 +39,36 @@ fn the_first_frame_is_hello_and_comes_once() {
 #[test]
 fn a_longer_hello_of_a_later_release_is_understood() {
     let mut wire = BytesMut::new();
-    frame::write_hello(&mut wire, Role::Opener, &Limits::default());
+    frame::write_hello(&mut wire, Role::Opener, &LinkLimits::default());
     wire[2] += 4;
     wire.put_u32(77);
-    wire.extend_from_slice(&raw_frame(Kind::Open, frame::END, 1, b"GET"));
-    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    wire.extend_from_slice(&raw_frame(FrameKind::Open, frame::END, 1, b"GET"));
+    let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     assert_eq!(all_events(&mut acceptor, &mut wire).len(), 2);
 }
 
 #[test]
 fn limits_out_of_range_are_moved_into_it() {
-    let nothing =
-        Limits { streams_max: 0, window: 0, head_max: 0, frame_max: 0, ..Limits::default() };
+    let nothing = LinkLimits {
+        streams_max: 0,
+        window: 0,
+        head_max: 0,
+        frame_max: 0,
+        ..LinkLimits::default()
+    };
     let link = Link::new(Role::Opener, nothing);
     assert!(link.own_limits().is_within_range());
     let max = u32::MAX;
-    let all = Limits {
+    let all = LinkLimits {
         streams_max: max,
         window: max,
         head_max: max,
         frame_max: max,
-        ..Limits::default()
+        ..LinkLimits::default()
     };
     assert!(Link::new(Role::Opener, all).own_limits().is_within_range());
-    assert_eq!(Limits::default().input_max(), HEAD_MAX as usize + 8);
-    assert!(Limits::default().is_within_range() && Limits::minimum().is_within_range());
+    assert_eq!(LinkLimits::default().input_max(), HEAD_MAX as usize + 8);
+    assert!(LinkLimits::default().is_within_range() && LinkLimits::minimum().is_within_range());
 }
 
 #[test]
@@ -71,11 +76,11 @@ fn frames_that_cannot_be_read_break_the_link() {
     for (name, wire) in [
         ("an unknown kind", raw_header(0, 11, 0, 1)),
         ("an unknown flag", raw_header(0, 4, 0x80, 1)),
-        ("data for the link", raw_frame(Kind::Data, 0, 0, b"x")),
+        ("data for the link", raw_frame(FrameKind::Data, 0, 0, b"x")),
         ("a ping for a stream", raw_header(0, 9, 0, 1)),
-        ("a short reset", raw_frame(Kind::Reset, 0, 1, b"")),
-        ("a long ping", raw_frame(Kind::Ping, 0, 0, b"x")),
-        ("a credit of 0", raw_frame(Kind::Credit, 0, 1, &[0; 4])),
+        ("a short reset", raw_frame(FrameKind::Reset, 0, 1, b"")),
+        ("a long ping", raw_frame(FrameKind::Ping, 0, 0, b"x")),
+        ("a credit of 0", raw_frame(FrameKind::Credit, 0, 1, &[0; 4])),
         ("long data, before it arrives", raw_header(FRAME_MAX + 1, 4, 0, 1)),
         ("a long head, before it arrives", raw_header(HEAD_MAX + 1, 2, 0, 2)),
     ] {
@@ -86,14 +91,15 @@ fn frames_that_cannot_be_read_break_the_link() {
 #[test]
 fn frames_out_of_place_break_the_link() {
     let after_end =
-        [raw_frame(Kind::Data, frame::END, 1, b""), raw_frame(Kind::Data, 0, 1, b"x")].concat();
-    let trailers = raw_frame(Kind::Trailers, 0, 1, b"").repeat(2);
+        [raw_frame(FrameKind::Data, frame::END, 1, b""), raw_frame(FrameKind::Data, 0, 1, b"x")]
+            .concat();
+    let trailers = raw_frame(FrameKind::Trailers, 0, 1, b"").repeat(2);
     for (name, wire) in [
-        ("data for a stream never opened", &raw_frame(Kind::Data, 0, 2, b"x")[..]),
-        ("a reset of it", &raw_frame(Kind::Reset, 0, 2, &[1])),
-        ("a number twice", &raw_frame(Kind::Open, 0, 1, b"")),
-        ("a number left out", &raw_frame(Kind::Open, 0, 3, b"")),
-        ("a head from the opener", &raw_frame(Kind::Head, 0, 1, b"")),
+        ("data for a stream never opened", &raw_frame(FrameKind::Data, 0, 2, b"x")[..]),
+        ("a reset of it", &raw_frame(FrameKind::Reset, 0, 2, &[1])),
+        ("a number twice", &raw_frame(FrameKind::Open, 0, 1, b"")),
+        ("a number left out", &raw_frame(FrameKind::Open, 0, 3, b"")),
+        ("a head from the opener", &raw_frame(FrameKind::Head, 0, 1, b"")),
         ("data after the end", &after_end),
         ("trailers twice", &trailers),
     ] {
@@ -103,27 +109,31 @@ fn frames_out_of_place_break_the_link() {
 
 #[test]
 fn more_than_was_granted_breaks_the_link() {
-    let mut overrun = raw_frame(Kind::Data, 0, 1, &[0; FRAME_MAX as usize]).repeat(4);
-    breaks_the_acceptor("more credit", &raw_frame(Kind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
-    breaks_the_acceptor("huge credit", &raw_frame(Kind::Credit, 0, 1, &[255; 4]), FLOW);
-    overrun.extend_from_slice(&raw_frame(Kind::Data, 0, 1, b"x"));
+    let mut overrun = raw_frame(FrameKind::Data, 0, 1, &[0; FRAME_MAX as usize]).repeat(4);
+    breaks_the_acceptor("more credit", &raw_frame(FrameKind::Credit, 0, 1, &[0, 0, 0, 1]), FLOW);
+    breaks_the_acceptor("huge credit", &raw_frame(FrameKind::Credit, 0, 1, &[255; 4]), FLOW);
+    overrun.extend_from_slice(&raw_frame(FrameKind::Data, 0, 1, b"x"));
     breaks_the_acceptor("more data", &overrun, FLOW);
 }
 
 #[test]
 fn broken_rules_of_the_openers_peer() {
     let go_away =
-        |last: u32| raw_frame(Kind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
+        |last: u32| raw_frame(FrameKind::GoAway, 0, 0, &[&last.to_be_bytes()[..], &[1]].concat());
     let takes_back = [go_away(0), go_away(1)].concat();
-    let two_heads = [raw_frame(Kind::Head, 0, 1, b""), raw_frame(Kind::Head, 0, 1, b"")].concat();
+    let two_heads =
+        [raw_frame(FrameKind::Head, 0, 1, b""), raw_frame(FrameKind::Head, 0, 1, b"")].concat();
     let cases: [(&str, &[u8]); 8] = [
-        ("an open", &raw_frame(Kind::Open, 0, 2, b"")),
-        ("data before the head", &raw_frame(Kind::Data, 0, 1, b"x")),
-        ("trailers before the head", &raw_frame(Kind::Trailers, 0, 1, b"")),
-        ("an interim end", &raw_frame(Kind::Head, frame::INTERIM | frame::END, 1, b"")),
-        ("an interim rejection", &raw_frame(Kind::Head, frame::INTERIM | frame::REJECTED, 1, b"")),
+        ("an open", &raw_frame(FrameKind::Open, 0, 2, b"")),
+        ("data before the head", &raw_frame(FrameKind::Data, 0, 1, b"x")),
+        ("trailers before the head", &raw_frame(FrameKind::Trailers, 0, 1, b"")),
+        ("an interim end", &raw_frame(FrameKind::Head, frame::INTERIM | frame::END, 1, b"")),
+        (
+            "an interim rejection",
+            &raw_frame(FrameKind::Head, frame::INTERIM | frame::REJECTED, 1, b""),
+        ),
         ("two heads", &two_heads),
-        ("a stream never opened", &raw_frame(Kind::Head, 0, 2, b"")),
+        ("a stream never opened", &raw_frame(FrameKind::Head, 0, 2, b"")),
         ("a go away that takes back", &takes_back),
     ];
     for (name, wire) in cases {
@@ -136,8 +146,8 @@ fn broken_rules_of_the_openers_peer() {
 
 #[test]
 fn streams_beyond_the_limit_break_the_link() {
-    let limits = Limits { streams_max: STREAMS_LEAST, ..Limits::default() };
-    let mut opener = Link::new(Role::Opener, Limits::default());
+    let limits = LinkLimits { streams_max: STREAMS_LEAST, ..LinkLimits::default() };
+    let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let mut acceptor = Link::new(Role::Acceptor, limits);
     deliver_output(&mut opener, &mut acceptor);
     deliver_output(&mut acceptor, &mut opener);
@@ -146,7 +156,7 @@ fn streams_beyond_the_limit_break_the_link() {
     }
     assert_eq!(opener.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Full));
     deliver_output(&mut opener, &mut acceptor);
-    let mut wire = raw_frame(Kind::Open, 0, STREAMS_LEAST + 1, b"");
+    let mut wire = raw_frame(FrameKind::Open, 0, STREAMS_LEAST + 1, b"");
     let error = acceptor.receive(&mut wire).unwrap_err();
     assert_eq!(error, LinkError::StreamsExceeded { max: STREAMS_LEAST });
 }
@@ -163,11 +173,11 @@ fn heads_of_one_stream_together_are_bounded() {
     assert_eq!(sent, HEAD_MAX * SECTIONS_PER_DIRECTION / (1000 + SECTION_COST));
     // The honest sender resets the stream itself; a receiver would not have accepted more either.
     let events = deliver_output(&mut acceptor, &mut opener);
-    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
+    let reset = LinkEvent::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(events.last(), Some(&reset));
     let (mut opener, mut acceptor) = connected_pair();
     open_stream(&mut opener, &mut acceptor);
-    let head = raw_frame(Kind::Head, frame::INTERIM, 1, &interim);
+    let head = raw_frame(FrameKind::Head, frame::INTERIM, 1, &interim);
     let wire = head.repeat(sent as usize + 1);
     let error = receive_error(&mut opener, &wire).unwrap();
     assert_eq!(error.go_away_code(), GoAwayCode::Protocol);
@@ -175,11 +185,11 @@ fn heads_of_one_stream_together_are_bounded() {
 
 #[test]
 fn frames_that_do_nothing_are_counted() {
-    let ping = raw_frame(Kind::Ping, 0, 0, b"");
-    let pong = raw_frame(Kind::Pong, 0, 0, b"");
-    let empty = raw_frame(Kind::Data, 0, 1, b"");
-    let late = raw_frame(Kind::Trailers, 0, 2, b"");
-    let away = raw_frame(Kind::GoAway, 0, 0, &[0, 0, 0, 0, 1]);
+    let ping = raw_frame(FrameKind::Ping, 0, 0, b"");
+    let pong = raw_frame(FrameKind::Pong, 0, 0, b"");
+    let empty = raw_frame(FrameKind::Data, 0, 1, b"");
+    let late = raw_frame(FrameKind::Trailers, 0, 2, b"");
+    let away = raw_frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, 0, 1]);
     for (name, frame) in
         [("ping", ping), ("pong", pong), ("empty", empty), ("late", late), ("away", away)]
     {
@@ -201,7 +211,7 @@ fn small_credits_are_counted() {
     acceptor.send_head(id, false, false, write(b"200")).unwrap();
     acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
     acceptor.output().clear();
-    let credit = raw_frame(Kind::Credit, 0, id.number(), &1u32.to_be_bytes());
+    let credit = raw_frame(FrameKind::Credit, 0, id.number(), &1u32.to_be_bytes());
     let error = receive_error(&mut acceptor, &credit.repeat(IDLE_FRAMES_MAX as usize + 1));
     assert_eq!(error.map(|error| error.go_away_code()), Some(GoAwayCode::Flood));
 }
@@ -210,7 +220,7 @@ fn small_credits_are_counted() {
 fn one_ping_for_each_write_goes_on_forever() {
     let (_, mut acceptor) = connected_pair();
     for _ in 0..IDLE_FRAMES_MAX * 3 {
-        assert_eq!(receive_error(&mut acceptor, &raw_frame(Kind::Ping, 0, 0, b"")), None);
+        assert_eq!(receive_error(&mut acceptor, &raw_frame(FrameKind::Ping, 0, 0, b"")), None);
         assert_eq!(acceptor.output().split().len(), 8);
     }
 }
@@ -222,8 +232,8 @@ fn streams_opened_and_reset_unanswered_are_a_flood() {
     let mut churn = |acceptor: &mut Link, rounds: u32| {
         (0..rounds).find_map(|_| {
             last += 1;
-            let opened = raw_frame(Kind::Open, frame::END, last, b"GET");
-            let reset = raw_frame(Kind::Reset, 0, last, &[ResetCode::Cancelled as u8]);
+            let opened = raw_frame(FrameKind::Open, frame::END, last, b"GET");
+            let reset = raw_frame(FrameKind::Reset, 0, last, &[ResetCode::Cancelled as u8]);
             receive_error(acceptor, &[opened, reset].concat())
         })
     };
@@ -334,7 +344,8 @@ fn data_for_streams_that_are_over_is_bounded_by_what_was_granted() {
     acceptor.reset_stream(id, ResetCode::Refused);
     opener.send_data(id, &[0; WINDOW as usize], true).unwrap();
     assert_eq!(deliver_output(&mut opener, &mut acceptor), []);
-    let error = receive_error(&mut acceptor, &raw_frame(Kind::Data, 0, id.number(), b"x")).unwrap();
+    let error =
+        receive_error(&mut acceptor, &raw_frame(FrameKind::Data, 0, id.number(), b"x")).unwrap();
     assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
@@ -345,7 +356,8 @@ fn no_data_is_late_on_a_stream_that_the_peer_had_ended() {
     opener.send_data(id, b"all", true).unwrap();
     deliver_output(&mut opener, &mut acceptor);
     acceptor.reset_stream(id, ResetCode::Failed);
-    let error = receive_error(&mut acceptor, &raw_frame(Kind::Data, 0, id.number(), b"x")).unwrap();
+    let error =
+        receive_error(&mut acceptor, &raw_frame(FrameKind::Data, 0, id.number(), b"x")).unwrap();
     assert_eq!(error.go_away_code(), GoAwayCode::Flood);
 }
 
@@ -355,15 +367,16 @@ fn trailers_count_with_the_heads() {
     let id = open_stream(&mut opener, &mut acceptor);
     let large = vec![b'x'; HEAD_MAX as usize];
     acceptor.send_head(id, false, false, write(&large)).unwrap();
-    assert_eq!(acceptor.send_trailers(id, &large), Err(Gone));
+    assert_eq!(acceptor.send_trailers(id, &large), Err(StreamClosed));
     let events = deliver_output(&mut acceptor, &mut opener);
-    let reset = Event::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
+    let reset = LinkEvent::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!((events.len(), events.last()), (2, Some(&reset)));
 
     let (mut opener, mut acceptor) = connected_pair();
     open_stream(&mut opener, &mut acceptor);
     let wire =
-        [raw_frame(Kind::Head, 0, 1, &large), raw_frame(Kind::Trailers, 0, 1, &large)].concat();
+        [raw_frame(FrameKind::Head, 0, 1, &large), raw_frame(FrameKind::Trailers, 0, 1, &large)]
+            .concat();
     assert_eq!(
         receive_error(&mut opener, &wire).map(|e| e.go_away_code()),
         Some(GoAwayCode::Protocol)
@@ -372,7 +385,8 @@ fn trailers_count_with_the_heads() {
 
 #[test]
 fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
-    let limits = Limits { streams_max: 64, idle_frames_max: 0, churn_max: 0, ..Limits::default() };
+    let limits =
+        LinkLimits { streams_max: 64, idle_frames_max: 0, churn_max: 0, ..LinkLimits::default() };
     let fresh = || {
         let mut acceptor = Link::new(Role::Acceptor, limits);
         let mut hello = BytesMut::new();
@@ -380,7 +394,7 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
         assert_eq!(receive_error(&mut acceptor, &hello), None);
         acceptor
     };
-    let pong = raw_frame(Kind::Pong, 0, 0, b"");
+    let pong = raw_frame(FrameKind::Pong, 0, 0, b"");
     let earns = |link: &mut Link, frames: usize| {
         assert_eq!(receive_error(link, &pong.repeat(frames)), None);
         assert_eq!(receive_error(link, &pong).map(|e| e.go_away_code()), Some(GoAwayCode::Flood));
@@ -391,7 +405,8 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
     let mut acceptor = fresh();
     assert_eq!(receive_error(&mut acceptor, &pong.repeat(64 * 8)), None);
     let request =
-        [raw_frame(Kind::Open, 0, 1, b""), raw_frame(Kind::Data, frame::END, 1, b"x")].concat();
+        [raw_frame(FrameKind::Open, 0, 1, b""), raw_frame(FrameKind::Data, frame::END, 1, b"x")]
+            .concat();
     assert_eq!(receive_error(&mut acceptor, &request), None);
     earns(&mut acceptor, 2);
 
@@ -403,8 +418,9 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
     earns(&mut acceptor, 2 + 8);
 
     let mut acceptor = fresh();
-    let churn =
-        |number| [raw_frame(Kind::Open, 0, number, b""), raw_frame(Kind::Reset, 0, number, &[1])];
+    let churn = |number| {
+        [raw_frame(FrameKind::Open, 0, number, b""), raw_frame(FrameKind::Reset, 0, number, &[1])]
+    };
     for number in 1..=64 {
         assert_eq!(receive_error(&mut acceptor, &churn(number).concat()), None);
     }
@@ -414,29 +430,30 @@ fn allowances_are_never_below_what_merely_crosses_and_work_earns_them_back() {
 
 #[test]
 fn nothing_follows_the_last_go_away() {
-    let ping = raw_frame(Kind::Ping, 0, 0, b"");
-    let wrong = raw_frame(Kind::Data, 0, 9, b"x");
+    let ping = raw_frame(FrameKind::Ping, 0, 0, b"");
+    let wrong = raw_frame(FrameKind::Data, 0, 9, b"x");
     breaks_the_acceptor("a ping and a fault", &[ping, wrong].concat(), GoAwayCode::Protocol);
 }
 
 #[test]
 fn an_opener_keeps_to_its_own_limit_of_streams_too() {
-    let mut opener = Link::new(Role::Opener, Limits { streams_max: 100, ..Limits::default() });
-    let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+    let mut opener =
+        Link::new(Role::Opener, LinkLimits { streams_max: 100, ..LinkLimits::default() });
+    let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
     deliver_output(&mut acceptor, &mut opener);
     assert_eq!(opener.vacant_streams(), 100);
 }
 
 #[test]
 fn a_peer_that_asks_and_does_not_read_is_cut_off() {
-    let limits = Limits { output_limit: 100_000, ..Limits::default() };
+    let limits = LinkLimits { output_limit: 100_000, ..LinkLimits::default() };
     let mut acceptor = Link::new(Role::Acceptor, limits);
     let mut opener = Link::new(Role::Opener, limits);
     deliver_output(&mut opener, &mut acceptor);
     let error = (1..20_000).find_map(|number| {
-        let mut wire = raw_frame(Kind::Open, frame::END, number, b"GET");
+        let mut wire = raw_frame(FrameKind::Open, frame::END, number, b"GET");
         match acceptor.receive(&mut wire) {
-            Ok(Some(Event::Opened { stream, .. })) => {
+            Ok(Some(LinkEvent::Opened { stream, .. })) => {
                 acceptor.reset_stream(stream, ResetCode::Refused)
             }
             Ok(other) => panic!("{other:?}"),
@@ -469,7 +486,7 @@ fn breaks_the_acceptor(name: &str, wire: &[u8], code: GoAwayCode) {
     let error = receive_error(&mut acceptor, wire);
     assert_eq!(error.map(|error| error.go_away_code()), Some(code), "{name}");
     let goodbye =
-        raw_frame(Kind::GoAway, 0, 0, &[0, 0, 0, acceptor.last.number() as u8, code as u8]);
+        raw_frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, acceptor.last.number() as u8, code as u8]);
     assert!(acceptor.output().ends_with(&goodbye), "{name}");
 }
 

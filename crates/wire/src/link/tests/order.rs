@@ -22,7 +22,7 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
                 continue;
             }
             frames.swap(before, after);
-            let mut acceptor = Link::new(Role::Acceptor, Limits::default());
+            let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
             let mut heard = BTreeMap::new();
             let mut wire = BytesMut::from(frames.concat().as_slice());
             let outcome = receive_content(&mut acceptor, &mut wire, &mut heard);
@@ -44,8 +44,9 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
 /// True if a swap of the first and the last frame is undetectable: one of them moves past another piece of its
 /// body, or past the trailers that end it.
 fn may_not_be_reported(frames: &[Vec<u8>]) -> bool {
-    let is_piece =
-        |frame: &&Vec<u8>| matches!(parse_header(frame).kind, Kind::Data | Kind::Trailers);
+    let is_piece = |frame: &&Vec<u8>| {
+        matches!(parse_header(frame).kind, FrameKind::Data | FrameKind::Trailers)
+    };
     [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
         let stream = parse_header(moved).stream;
         frames.iter().filter(is_piece).filter(|it| parse_header(it).stream == stream).count() > 1
@@ -54,7 +55,7 @@ fn may_not_be_reported(frames: &[Vec<u8>]) -> bool {
 
 /// Several interleaved requests with bodies, and their expected content.
 fn interleaved_requests(chance: &mut Chance) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
-    let mut opener = Link::new(Role::Opener, Limits::default());
+    let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let mut truth: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
     let mut open = Vec::new();
     for _ in 0..STEPS {
@@ -94,10 +95,10 @@ fn receive_content(
 ) -> Result<(), LinkError> {
     while let Some(event) = link.receive(wire)? {
         let (stream, bytes, end) = match event {
-            Event::Opened { stream, head, end, .. } => (stream, head, end),
-            Event::Data { stream, data, end } => (stream, data, end),
-            Event::Trailers { stream, trailers } => (stream, trailers, true),
-            Event::Ready => continue,
+            LinkEvent::Opened { stream, head, end, .. } => (stream, head, end),
+            LinkEvent::Data { stream, data, end } => (stream, data, end),
+            LinkEvent::Trailers { stream, trailers } => (stream, trailers, true),
+            LinkEvent::Ready => continue,
             other => panic!("{other:?}"),
         };
         let said = heard.entry(stream).or_default();

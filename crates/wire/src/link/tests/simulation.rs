@@ -151,13 +151,13 @@ struct Sent {
 impl World {
     fn new(seed: u64, order: Order) -> Self {
         let mut chance = Chance(seed);
-        let limits = |chance: &mut Chance| Limits {
+        let limits = |chance: &mut Chance| LinkLimits {
             streams_max: STREAMS_LEAST,
             window: WINDOW_LEAST + chance.below_bound(50_000) as u32,
             output_max: 4_000 + chance.below_bound(250_000),
             // The default ratio to the streams: a well-behaved driver never exceeds the allowance.
             churn_max: STREAMS_LEAST * (CHURN_MAX / STREAMS_MAX),
-            ..Limits::default()
+            ..LinkLimits::default()
         };
         let side = |role, chance: &mut Chance| Side {
             link: Link::new(role, limits(chance)),
@@ -269,7 +269,7 @@ impl World {
         let local = streams.get_mut(&id).unwrap();
         let sent = self.sent.entry((side, id)).or_default();
         if local.sent_end {
-            assert_eq!(link.send_data(id, b"x", false), Err(Gone));
+            assert_eq!(link.send_data(id, b"x", false), Err(StreamClosed));
         } else if !local.head_sent && local.kind == StreamKind::Http {
             let interim = self.chance.one_in(4);
             local.head_sent = !interim;
@@ -362,7 +362,7 @@ impl World {
             // A link-level frame applies to all frames before it. An OPEN that was sent before the end of
             // another stream could exceed the limit.
             let about_streams = before.stream != StreamId::NONE && after.stream != StreamId::NONE;
-            if about_streams && before.stream != after.stream && after.kind != Kind::Open {
+            if about_streams && before.stream != after.stream && after.kind != FrameKind::Open {
                 std::mem::swap(first, second);
                 self.seen.overtaken += 1;
             }
@@ -396,12 +396,12 @@ impl World {
                 None => break,
             }
         }
-        assert!(self.sides[to].inbox.len() < Limits::default().input_max());
+        assert!(self.sides[to].inbox.len() < LinkLimits::default().input_max());
     }
 
-    fn handle_event(&mut self, side: usize, event: Event) {
+    fn handle_event(&mut self, side: usize, event: LinkEvent) {
         match event {
-            Event::Opened { stream, kind, head, end } => {
+            LinkEvent::Opened { stream, kind, head, end } => {
                 assert_eq!(stream.number(), self.accepted_last.number() + 1);
                 assert!(self.refused_after.is_none_or(|last| stream <= last));
                 self.accepted_last = stream;
@@ -409,41 +409,41 @@ impl World {
                 self.sides[side].streams.insert(stream, local);
                 self.handle_head(side, stream, &head, end);
             }
-            Event::Head { stream, head, interim, end, .. } => {
+            LinkEvent::Head { stream, head, interim, end, .. } => {
                 assert!(!interim || !end);
                 self.handle_head(side, stream, &head, end);
             }
-            Event::Data { stream, data, end } => {
+            LinkEvent::Data { stream, data, end } => {
                 let local = self.sides[side].streams.get_mut(&stream).unwrap();
                 assert_eq!(data, body_pattern(1 - side, stream, local.received, data.len()));
                 local.received += data.len();
                 local.held += data.len();
                 self.handle_end(side, stream, end);
             }
-            Event::Trailers { stream, trailers } => {
+            LinkEvent::Trailers { stream, trailers } => {
                 assert_eq!(trailers, body_pattern(1 - side, stream, 0, 30));
                 assert!(self.sent[&(1 - side, stream)].trailers);
                 self.handle_end(side, stream, true);
             }
-            Event::Reset { stream, code, .. } => {
+            LinkEvent::Reset { stream, code, .. } => {
                 assert!(self.resets[&stream].contains(&code));
                 self.sides[side].streams.remove(&stream).unwrap();
             }
-            Event::Credit { stream } => {
+            LinkEvent::Credit { stream } => {
                 assert!(self.sides[side].link.available_credit(stream) > 0);
                 assert!(!self.sides[side].streams[&stream].sent_end);
             }
-            Event::GoAway { last, code } if side == 1 => {
-                assert_eq!((last, code), (StreamId::NONE, GoAwayCode::Exhausted));
+            LinkEvent::GoAway { last, code } if side == 1 => {
+                assert_eq!((last, code), (StreamId::NONE, GoAwayCode::StreamIdsExhausted));
                 self.seen.worn += 1;
             }
-            Event::GoAway { last, .. } => {
+            LinkEvent::GoAway { last, .. } => {
                 let next = StreamId(last.number().saturating_add(1));
                 let lost = self.sides[side].streams.split_off(&next);
                 self.seen.refused += lost.len();
             }
-            Event::Pong => self.seen.pongs += 1,
-            Event::Ready => assert!(self.sides[side].link.greeted),
+            LinkEvent::Pong => self.seen.pongs += 1,
+            LinkEvent::Ready => assert!(self.sides[side].link.greeted),
         }
     }
 
@@ -547,8 +547,8 @@ pub(super) fn split_frames(mut wire: &[u8]) -> Vec<Vec<u8>> {
     frames
 }
 
-pub(super) fn parse_header(frame: &[u8]) -> Header {
-    Header::peek(frame).unwrap().unwrap()
+pub(super) fn parse_header(frame: &[u8]) -> FrameHeader {
+    FrameHeader::peek(frame).unwrap().unwrap()
 }
 
 /// A small seeded random number generator (SplitMix64).

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{allowed_http, client_manifest, mesh_config, server_of};
-use leno_tests::{Mesh, Program, eventually, free_port, java_programs};
+use leno_tests::{TestMesh, TestProgram, eventually, free_port, java_programs};
 
 use super::super::MODES;
 use super::{CASES, WHOLE_SERVICE};
@@ -23,7 +23,7 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
             client_manifest("user", &[], &[("grpc.shop", listener)]),
             allowed_http("user", "grpc", WHOLE_SERVICE),
         ];
-        let _mesh = Mesh::up(&manifests.concat());
+        let _mesh = TestMesh::up(&manifests.concat());
         eventually("an empty call is answered", MAX_WAIT, || {
             run_case(listener, "empty_unary").ok()
         });
@@ -46,7 +46,7 @@ fn run_case(listener: u16, case: &str) -> Result<(), String> {
     // The first call of a new JVM may take a second.
     let slow = "--soak_per_iteration_max_acceptable_latency_ms=20000";
     command.args(arguments).args(["--server_host=127.0.0.1", &port, &case, slow]);
-    let mut client = Program::start("grpc-java's client", &mut command);
+    let mut client = TestProgram::start("grpc-java's client", &mut command);
     match client.wait_for_exit(MAX_WAIT).success() {
         true => Ok(()),
         false => Err(client.printed_output()),

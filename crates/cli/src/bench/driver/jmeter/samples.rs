@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 
-use crate::bench::driver::{Found, LatencyFound};
+use crate::bench::driver::{LoadLatency, LoadResult};
 
 /// The sample file, and the measured period.
 #[derive(Debug)]
@@ -23,11 +23,11 @@ impl Samples {
     ///
     /// # Errors
     /// If the file cannot be read or parsed.
-    pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<Found> {
+    pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<LoadResult> {
         let file = File::open(&self.file).context("JMeter wrote no samples")?;
         let from = self.from.duration_since(UNIX_EPOCH).context("the clock")?;
         let from = u64::try_from(from.as_millis())?;
-        let mut counted = Counted::new(from, self.length);
+        let mut counted = SampleCounts::new(from, self.length);
         counted.read(BufReader::new(file)).context("the samples of JMeter")?;
         Ok(counted.into_results())
     }
@@ -36,7 +36,7 @@ impl Samples {
 /// Counted requests. As in `leno load`, requests that began in the measured period are measured, but the
 /// throughput counts responses within it.
 #[derive(Debug)]
-struct Counted {
+struct SampleCounts {
     /// Wall-clock time in milliseconds.
     from: u64,
     until: u64,
@@ -50,13 +50,13 @@ struct Counted {
 
 /// One line.
 struct Sample<'a> {
-    began: u64,
+    started: u64,
     took: u64,
     /// A status, or the reason why there is none.
     code: &'a str,
 }
 
-impl Counted {
+impl SampleCounts {
     fn new(from: u64, length: Duration) -> Self {
         Self {
             from,
@@ -93,10 +93,10 @@ impl Counted {
     fn add_sample(&mut self, sample: &Sample<'_>) {
         let measured = self.from..self.until;
         let status = sample.code.parse::<u16>().ok();
-        if status.is_some() && measured.contains(&(sample.began + sample.took)) {
+        if status.is_some() && measured.contains(&(sample.started + sample.took)) {
             self.answered += 1;
         }
-        if !measured.contains(&sample.began) {
+        if !measured.contains(&sample.started) {
             return;
         }
         self.requests += 1;
@@ -116,17 +116,17 @@ impl Counted {
         }
     }
 
-    fn into_results(self) -> Found {
+    fn into_results(self) -> LoadResult {
         let seconds = (self.until - self.from) as f64 / 1e3;
         let successes: u64 = self.took.values().sum();
         let sum: u64 = self.took.iter().map(|(ms, count)| ms * count).sum();
         let us = |ms: u64| ms as f64 * 1e3;
         let at = |part: f64| self.took_at_most((part * successes as f64).ceil() as u64).map(us);
-        Found {
+        LoadResult {
             requests: self.requests,
             errors: self.errors_by_kind.values().sum(),
             rps: self.answered as f64 / seconds,
-            latency_us: LatencyFound {
+            latency_us: LoadLatency {
                 mean: (successes > 0).then(|| us(sum) / successes as f64),
                 p50: at(0.5),
                 p90: at(0.9),
@@ -152,11 +152,11 @@ impl Counted {
 }
 
 impl<'a> Sample<'a> {
-    fn parse(line: &'a str, [began, took, code]: [usize; 3]) -> anyhow::Result<Self> {
+    fn parse(line: &'a str, [started, took, code]: [usize; 3]) -> anyhow::Result<Self> {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |index: usize| fields.get(index).copied().context("a field is missing");
         Ok(Self {
-            began: field(began)?.parse().context("a moment")?,
+            started: field(started)?.parse().context("a moment")?,
             took: field(took)?.parse().context("a duration")?,
             code: field(code)?.trim_matches('"'),
         })
@@ -167,8 +167,8 @@ impl<'a> Sample<'a> {
 mod tests {
     use super::*;
 
-    fn parse_results(text: &str) -> anyhow::Result<Found> {
-        let mut counted = Counted::new(1000, Duration::from_secs(2));
+    fn parse_results(text: &str) -> anyhow::Result<LoadResult> {
+        let mut counted = SampleCounts::new(1000, Duration::from_secs(2));
         counted.read(text.as_bytes())?;
         Ok(counted.into_results())
     }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_no_figure() {
+    fn unreadable_samples_are_errors() {
         assert_eq!(parse_results("timeStamp,elapsed,responseCode\n").unwrap().latency_us.p50, None);
         for text in ["", "timeStamp,elapsed\n", "timeStamp,elapsed,responseCode\n1000,x,200\n"] {
             assert!(parse_results(text).is_err(), "{text}");

@@ -4,24 +4,24 @@ use serde_json::{Value, json};
 
 use crate::bench::mesh_services::MeshServices;
 use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
-use crate::bench::rig::DefaultPolicy;
+use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::statistics::round_significant;
 
 /// A figure, its upper bound, its target, and its source.
 struct Goal {
     name: &'static str,
-    most: f64,
-    aim: Option<f64>,
-    of: fn(&MeshSize) -> Option<f64>,
+    limit: f64,
+    target: Option<f64>,
+    read: fn(&MeshSize) -> Option<f64>,
 }
 
 const fn goal(
     name: &'static str,
-    most: f64,
-    aim: Option<f64>,
-    of: fn(&MeshSize) -> Option<f64>,
+    limit: f64,
+    target: Option<f64>,
+    read: fn(&MeshSize) -> Option<f64>,
 ) -> Goal {
-    Goal { name, most, aim, of }
+    Goal { name, limit, target, read }
 }
 
 /// Returns a figure of one kind of change, if the mesh had changes.
@@ -31,7 +31,7 @@ fn of_change(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
 
 /// Returns a figure of the rule, which exists with `defaultPolicy: deny` only.
 fn of_rule(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
-    let strict = mesh.mode == DefaultPolicy::Deny;
+    let strict = mesh.mode == BenchDefaultPolicy::Deny;
     mesh.changes.as_ref().filter(|_| strict).map(figure)
 }
 
@@ -73,22 +73,22 @@ const GOALS: [Goal; 13] = [
 
 /// Compares figures with their goals, for meshes of the size that the goals apply to.
 pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
-    let strict = last_with_changes(meshes, DefaultPolicy::Deny)?;
-    let permissive = last_with_changes(meshes, DefaultPolicy::Allow)?;
+    let strict = last_with_changes(meshes, BenchDefaultPolicy::Deny)?;
+    let permissive = last_with_changes(meshes, BenchDefaultPolicy::Allow)?;
     let judged = strict.sidecars >= SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
-        .map(|Goal { name, most, aim, of }| {
-            let found = [of(permissive), of(strict)];
+        .map(|Goal { name, limit, target, read }| {
+            let found = [read(permissive), read(strict)];
             let worst = found.into_iter().flatten().fold(0.0, f64::max);
-            let aim = aim.map_or(json!("–"), |aim| json!(aim));
+            let target = target.map_or(json!("–"), |target| json!(target));
             vec![
                 json!(name),
-                json!(most),
-                aim,
+                json!(limit),
+                target,
                 format_figure(found[0]),
                 format_figure(found[1]),
-                format_result(judged, worst <= *most),
+                format_result(judged, worst <= *limit),
             ]
         })
         .collect();
@@ -132,7 +132,7 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     for (mesh, c) in changed {
         let moves = format!("a moved endpoint with {} clients", c.users);
         rows.push(row(mesh, &moves, c.endpoint_recipients, c.endpoint_bytes));
-        if mesh.mode == DefaultPolicy::Deny {
+        if mesh.mode == BenchDefaultPolicy::Deny {
             rows.push(row(mesh, "a mesh-wide rule changes", c.rule_recipients, c.rule_bytes));
         }
         rows.push(row(
@@ -152,7 +152,7 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     })
 }
 
-fn last_with_changes(meshes: &[MeshSize], mode: DefaultPolicy) -> Option<&MeshSize> {
+fn last_with_changes(meshes: &[MeshSize], mode: BenchDefaultPolicy) -> Option<&MeshSize> {
     meshes.iter().rfind(|mesh| mesh.mode == mode && mesh.changes.is_some())
 }
 

@@ -5,8 +5,8 @@ use super::*;
 /// Returns the status of the policy that sorts first.
 fn first_status(store: &mut ObjectStore) -> Result<(), String> {
     let statements = store.changed_statements().expect("something is to be said");
-    match statements.first().map(|it| it.said.clone()) {
-        Some(Said::Current(said)) => said,
+    match statements.first().map(|it| it.content.clone()) {
+        Some(StatusContent::Current(said)) => said,
         other => panic!("{other:?}"),
     }
 }
@@ -32,7 +32,7 @@ fn selecting_service(name: &str, app: &str) -> WatchEvent {
                  "ports": [{"port": 80, "targetPort": 8080}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn controller_pod(host_network: bool) -> WatchEvent {
@@ -43,7 +43,7 @@ fn controller_pod(host_network: bool) -> WatchEvent {
         "status": {"podIP": "10.1.0.9", "podIPs": [{"ip": "10.1.0.9"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 #[test]
@@ -147,8 +147,10 @@ fn two_services_do_not_open_one_port_in_two_ways() {
     assert_eq!(first_status(&mut store), Ok(()));
     store.apply_event(kind, policy(8080, "http"));
     let statements = store.changed_statements().unwrap();
-    let said: Vec<&Said> = statements.iter().map(|it| &it.said).collect();
-    let [Said::Current(Ok(())), Said::Current(Err(second))] = said[..] else { panic!("{said:?}") };
+    let said: Vec<&StatusContent> = statements.iter().map(|it| &it.content).collect();
+    let [StatusContent::Current(Ok(())), StatusContent::Current(Err(second))] = said[..] else {
+        panic!("{said:?}")
+    };
     assert_eq!(
         second,
         "spec.backends: the IngressBackend shop/0 opens port 8080 of pods of shop/web with other \

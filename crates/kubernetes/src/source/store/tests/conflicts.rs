@@ -1,19 +1,19 @@
 //! Conflicting objects: the one without effect reports the other one until that is deleted.
 
 use super::*;
-use crate::status::Statement;
+use crate::status::DesiredStatus;
 
 /// Returns the status of an object: accepted, or the object that takes precedence.
 fn status_of(store: &mut ObjectStore, kind: &str, name: &str) -> String {
     let statements = store.changed_statements().expect("something is to be said");
-    let is_it = |it: &&Statement| (it.target.kind, it.target.name.as_str()) == (kind, name);
+    let is_it = |it: &&DesiredStatus| (it.target.kind, it.target.name.as_str()) == (kind, name);
     let Some(statement) = statements.iter().find(is_it) else { return "nothing".to_owned() };
-    let (first, generation) = match &statement.said {
-        Said::Conditions(all) => (&all[0], statement.generation),
-        Said::Parents(parents) => (&parents[0].conditions[0], parents[0].generation),
-        Said::Current(Ok(())) => return "committed".to_owned(),
-        Said::Current(Err(why)) => return why.clone(),
-        Said::Nothing => return statement.conflict.clone().expect("it gives way"),
+    let (first, generation) = match &statement.content {
+        StatusContent::Conditions(all) => (&all[0], statement.generation),
+        StatusContent::Parents(parents) => (&parents[0].conditions[0], parents[0].generation),
+        StatusContent::Current(Ok(())) => return "committed".to_owned(),
+        StatusContent::Current(Err(cause)) => return cause.clone(),
+        StatusContent::Nothing => return statement.conflict.clone().expect("it gives way"),
         other => panic!("{other:?}"),
     };
     assert_eq!((first.word, generation, &statement.conflict), ("Accepted", 2, &None));
@@ -114,7 +114,7 @@ fn a_route_that_has_a_say_at_one_of_its_ports_is_accepted() {
                  "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 81}]},
     });
     let two: Served = serde_json::from_value(two).unwrap();
-    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(two))));
+    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(ConvertedObject::from_service(two))));
     let group = "gateway.networking.k8s.io";
     let (http, grpc) = (index("HTTPRoute", group), index("GRPCRoute", group));
     let day = "2025-01-01T00:00:00Z";
@@ -329,7 +329,7 @@ fn the_older_object_of_each_kind_decides_whatever_its_name() {
                 let mut found = statements.iter().filter(|it| it.target.kind == word);
                 found
                     .find(|it| it.target.name == name)
-                    .map(|it| format!("{:?} {:?}", it.said, it.conflict))
+                    .map(|it| format!("{:?} {:?}", it.content, it.conflict))
             };
             // The loser reports the winner; no report on the winner.
             let lost = of(newer).unwrap_or_default();
@@ -343,7 +343,8 @@ fn the_older_object_of_each_kind_decides_whatever_its_name() {
             store.apply_event(at, custom_event(at, newer, late, json!({"surely": "not"})));
             let statements = store.changed_statements();
             let won = statements.iter().flatten().find(|it| it.target.name == older);
-            let won = won.map(|it| format!("{:?} {:?}", it.said, it.conflict)).unwrap_or_default();
+            let won =
+                won.map(|it| format!("{:?} {:?}", it.content, it.conflict)).unwrap_or_default();
             assert!(!won.contains(&format!("shop/{newer}")), "{word}: {won}");
         }
     }

@@ -11,7 +11,7 @@ fn sticky_service(labels: Value) -> WatchEvent {
                  "ports": [{"port": 443, "appProtocol": "example.com/odd"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Certificates for external principals: grants and statuses.
 
 use super::*;
-use crate::external_principals::Grants;
+use crate::external_principals::SecretPermissions;
 
 const FSM: &str = "policy.flomesh.io";
 const THEN: &str = "2025-01-01T00:00:00Z";
@@ -9,7 +9,10 @@ const THEN: &str = "2025-01-01T00:00:00Z";
 fn store_with_grants() -> ObjectStore {
     let mut store = listed_store();
     let name = |text| Name::new(text).unwrap();
-    store.set_grants(Grants { namespaces: [name("shop")].into(), own: Some(name("leno-system")) });
+    store.set_grants(SecretPermissions {
+        namespaces: [name("shop")].into(),
+        own: Some(name("leno-system")),
+    });
     store
 }
 
@@ -21,8 +24,8 @@ fn cert_spec(namespace: &str, names: &[&str]) -> Value {
 fn first_status(store: &mut ObjectStore) -> Option<Result<(), String>> {
     store.settle_external_principals();
     let statements = store.changed_statements()?;
-    match statements.first().map(|it| it.said.clone()) {
-        Some(Said::Current(said)) => Some(said),
+    match statements.first().map(|it| it.content.clone()) {
+        Some(StatusContent::Current(said)) => Some(said),
         None => None,
         other => panic!("{other:?}"),
     }
@@ -60,8 +63,8 @@ fn what_may_not_be_is_not_wished_for_and_says_why() {
     ] {
         let mut store = store_with_grants();
         store.apply_event(kind, custom_event(kind, "a", THEN, spec));
-        let why = first_status(&mut store).unwrap().unwrap_err();
-        assert!(why.contains(expected), "{why}");
+        let reason = first_status(&mut store).unwrap().unwrap_err();
+        assert!(reason.contains(expected), "{reason}");
         assert_eq!(store.external_principals().wanted, []);
     }
     // Without a grant, and of another trust domain.
@@ -70,8 +73,8 @@ fn what_may_not_be_is_not_wished_for_and_says_why() {
         kind,
         custom_event(kind, "a", THEN, cert_spec("shop", &["batch.corp.example"])),
     );
-    let why = first_status(&mut store).unwrap().unwrap_err();
-    assert!(why.contains("install it with `--access-certs shop`"), "{why}");
+    let reason = first_status(&mut store).unwrap().unwrap_err();
+    assert!(reason.contains("install it with `--access-certs shop`"), "{reason}");
     let mut store = store_with_grants();
     store.apply_event(
         kind,

@@ -14,7 +14,7 @@ fn annotated_namespace(namespace: &str, labels: Value, annotations: Value) -> Wa
         "metadata": {"name": namespace, "labels": labels, "annotations": annotations},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_namespace(namespace)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_namespace(namespace)))
 }
 
 fn running_pod(name: &str, image: &str) -> WatchEvent {
@@ -27,10 +27,10 @@ fn running_pod(name: &str, image: &str) -> WatchEvent {
         "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
 }
 
-fn update_warnings(update: Option<Update>) -> Vec<String> {
+fn update_warnings(update: Option<RegistryUpdate>) -> Vec<String> {
     update.unwrap().warnings.iter().map(ToString::to_string).collect()
 }
 

@@ -54,7 +54,7 @@ fn pods_without_sidecars_are_reported_where_gateways_lead_there() {
 
 #[test]
 fn listed_endpoints_are_reported_where_gateways_lead_there() {
-    let slices = watched_kinds().iter().position(|it| *it == Watched::Slices).unwrap();
+    let slices = watched_kinds().iter().position(|it| *it == WatchedKind::Slices).unwrap();
     let slice = |address: &str| {
         let slice = serde_json::from_value(json!({
             "metadata": {
@@ -63,14 +63,14 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
             "addressType": "IPv4", "ports": [{"name": "", "port": 5432}],
             "endpoints": [{"addresses": [address]}],
         }));
-        WatchEvent::Seen(Box::new(Seen::from_slice(slice.unwrap())))
+        WatchEvent::Seen(Box::new(ConvertedObject::from_slice(slice.unwrap())))
     };
     let mut store = listed_store();
     let db: Served = serde_json::from_value(json!({
         "metadata": {"name": "db", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]},
     }))
     .unwrap();
-    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(db))));
+    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(ConvertedObject::from_service(db))));
     store.apply_event(slices, slice("10.0.0.1"));
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
@@ -86,7 +86,7 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
             "metadata": {"name": "a", "namespace": namespace}, "spec": {"containers": []},
             "status": {"podIP": "10.0.0.2"},
         });
-        WatchEvent::Seen(Box::new(Seen::from_pod(serde_json::from_value(pod).unwrap())))
+        WatchEvent::Seen(Box::new(ConvertedObject::from_pod(serde_json::from_value(pod).unwrap())))
     };
     store.apply_event(PODS, borrowed("bank"));
     let update = store.flush().unwrap();
@@ -107,7 +107,7 @@ fn listed_endpoints_are_reported_where_gateways_lead_there() {
 
 #[test]
 fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
-    let secrets = watched_kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let secrets = watched_kinds().iter().position(|it| *it == WatchedKind::Secrets).unwrap();
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let mut store = ObjectStore::new(watched_kinds());
@@ -143,7 +143,7 @@ fn nothing_is_said_of_a_gateway_before_its_secret_was_looked_for() {
 
 #[test]
 fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
-    let secrets = watched_kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let secrets = watched_kinds().iter().position(|it| *it == WatchedKind::Secrets).unwrap();
     let group = "gateway.networking.k8s.io";
     let now = "2025-01-01T00:00:00Z";
     let gateway = |store: &mut ObjectStore, name: &str, port: u16, secret: Option<&str>| {
@@ -190,7 +190,7 @@ fn gateways_wait_for_their_own_secrets_and_nothing_else_waits() {
 
 #[test]
 fn keys_to_which_nobody_refers_any_more_are_not_kept() {
-    let secrets = watched_kinds().iter().position(|it| *it == Watched::Secrets).unwrap();
+    let secrets = watched_kinds().iter().position(|it| *it == WatchedKind::Secrets).unwrap();
     let mut store = listed_store();
     add_gateway(&mut store, "web");
     let kind = index("Gateway", "gateway.networking.k8s.io");
@@ -205,7 +205,10 @@ fn keys_to_which_nobody_refers_any_more_are_not_kept() {
         metadata: serde_json::from_value(json!({"name": "cert", "namespace": "shop"})).unwrap(),
         ..Default::default()
     };
-    store.apply_event(secrets, WatchEvent::Seen(Box::new(Seen::from_secret(secret, &wanted))));
+    store.apply_event(
+        secrets,
+        WatchEvent::Seen(Box::new(ConvertedObject::from_secret(secret, &wanted))),
+    );
     store.apply_event(secrets, WatchEvent::Covered(wanted));
     store.resolve_gateways();
     assert_eq!(store.edge.as_ref().unwrap().facts.certificates.len(), 1);
@@ -226,8 +229,8 @@ fn a_policy_reports_the_endpoints_that_gateways_leave_out() {
     let access = index("AccessPolicy", "leno.dev");
     let enforced = |store: &mut ObjectStore| -> Vec<(&str, &str, String)> {
         let statements = store.changed_statements().unwrap_or_default();
-        let policies = statements.iter().filter_map(|it| match &it.said {
-            Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+        let policies = statements.iter().filter_map(|it| match &it.content {
+            StatusContent::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
             _ => None,
         });
         policies.map(|it| (it.status, it.reason, it.message.clone())).collect()
@@ -275,8 +278,8 @@ fn a_policy_of_a_service_is_not_enforced_where_a_gateway_leads_to_its_pods_by_an
     add_gateway(&mut store, "front");
     store.flush();
     let statements = store.changed_statements().unwrap();
-    let enforced = statements.iter().find_map(|it| match &it.said {
-        Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+    let enforced = statements.iter().find_map(|it| match &it.content {
+        StatusContent::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
         _ => None,
     });
     assert_eq!(
@@ -299,8 +302,8 @@ fn a_policy_reports_the_endpoints_that_sidecars_leave_out_without_any_gateway() 
     let enforced = |store: &mut ObjectStore| {
         store.flush();
         let statements = store.changed_statements().expect("the change concerns the policy");
-        let found = statements.iter().find_map(|it| match &it.said {
-            Said::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
+        let found = statements.iter().find_map(|it| match &it.content {
+            StatusContent::Conditions(all) => all.iter().find(|it| it.word == "Enforced"),
             _ => None,
         });
         found.map(|it| (it.status, it.message.clone())).unwrap()

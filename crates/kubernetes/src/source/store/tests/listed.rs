@@ -4,10 +4,10 @@ use leno_model::TargetPort;
 use leno_registry::JOINING_LABEL;
 
 use super::*;
-use crate::source::store::listed::LISTED_MAX;
+use crate::source::store::selectorless_services::LISTED_MAX;
 
 pub(super) fn slice_kind() -> usize {
-    watched_kinds().iter().position(|it| *it == Watched::Slices).unwrap()
+    watched_kinds().iter().position(|it| *it == WatchedKind::Slices).unwrap()
 }
 
 /// A Service without a selector.
@@ -17,7 +17,7 @@ pub(super) fn by_hand() -> WatchEvent {
         "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 /// A slice of that Service, with the address and readiness of each endpoint.
@@ -29,7 +29,7 @@ pub(super) fn slice_event(name: &str, port: u16, endpoints: &[(&str, bool)]) -> 
         "metadata": {"name": name, "namespace": "shop", "labels": labels},
         "addressType": "IPv4", "ports": [{"name": "http", "port": port}], "endpoints": endpoints,
     });
-    WatchEvent::Seen(Box::new(Seen::from_slice(serde_json::from_value(slice).unwrap())))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_slice(serde_json::from_value(slice).unwrap())))
 }
 
 /// A pod of a namespace at an address.
@@ -41,10 +41,10 @@ fn pod_at(namespace: &str, name: &str, address: &str, sidecar: bool) -> WatchEve
         "spec": {"containers": [{"name": "web", "ports": [{"name": "http", "containerPort": 9999}]}]},
         "status": {"podIP": address, "conditions": [{"type": "Ready", "status": "True"}]},
     });
-    WatchEvent::Seen(Box::new(Seen::from_pod(serde_json::from_value(pod).unwrap())))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(serde_json::from_value(pod).unwrap())))
 }
 
-fn updated_workload(update: &Update, name: &str) -> Workload {
+fn updated_workload(update: &RegistryUpdate, name: &str) -> Workload {
     let found = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::Workload(found)) if found.name.to_string() == name => Some(found),
         _ => None,
@@ -52,7 +52,7 @@ fn updated_workload(update: &Update, name: &str) -> Workload {
     found.unwrap_or_else(|| panic!("no {name} in {update:?}")).clone()
 }
 
-fn sent_service(update: &Update) -> Service {
+fn sent_service(update: &RegistryUpdate) -> Service {
     let found = update.changes.iter().find_map(|change| match change {
         Change::Upsert(Object::Service(found)) => Some(found.clone()),
         _ => None,

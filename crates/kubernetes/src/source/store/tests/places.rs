@@ -6,7 +6,7 @@ use kube::core::PartialObjectMeta;
 use super::*;
 
 fn node_kind() -> usize {
-    watched_kinds().iter().position(|it| matches!(it, Watched::Nodes)).unwrap()
+    watched_kinds().iter().position(|it| matches!(it, WatchedKind::Nodes)).unwrap()
 }
 
 fn node_event(name: &str, zone: &str) -> WatchEvent {
@@ -15,7 +15,7 @@ fn node_event(name: &str, zone: &str) -> WatchEvent {
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_node(node)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_node(node)))
 }
 
 fn pod_on(node: &str) -> WatchEvent {
@@ -25,7 +25,7 @@ fn pod_on(node: &str) -> WatchEvent {
         "status": {"podIP": "10.1.0.1"},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 fn near_service(distribution: Value) -> WatchEvent {
@@ -35,10 +35,10 @@ fn near_service(distribution: Value) -> WatchEvent {
                  "trafficDistribution": distribution},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
-fn updated_zone(update: Option<Update>) -> Option<String> {
+fn updated_zone(update: Option<RegistryUpdate>) -> Option<String> {
     match update.unwrap().changes.pop().unwrap() {
         Change::Upsert(Object::Workload(workload)) => {
             workload.labels.get("topology.kubernetes.io/zone").cloned()
@@ -137,7 +137,7 @@ fn a_service_without_a_selector_prefers_nothing() {
                  "trafficDistribution": "PreferClose"},
     }))
     .unwrap();
-    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(service))));
+    store.apply_event(SERVICES, WatchEvent::Seen(Box::new(ConvertedObject::from_service(service))));
     let reported = describe_update(store.flush());
     assert_eq!(reported, ["- Service shop/web", "- TagRoute shop/web.traffic-distribution"]);
 }
@@ -175,7 +175,7 @@ fn what_is_not_supported_of_a_service_or_namespace_is_said_beside_it() {
         .map(|it| (it.target.to_string(), it.refusal.is_some() && it.diagnostic.is_none()))
         .collect();
     assert_eq!(said, [("Service shop/web".to_owned(), false), ("Namespace shop".to_owned(), true)]);
-    assert!(statements.iter().all(|it| it.said == Said::Nothing));
+    assert!(statements.iter().all(|it| it.content == StatusContent::Nothing));
     // The event disappears with its cause.
     store.apply_event(SERVICES, near_service(json!(null)));
     store.apply_event(NAMESPACES, namespace_event("shop", "deny"));
@@ -191,7 +191,10 @@ fn sidecars_are_not_reported_of_services_without_a_selector() {
             "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80}]},
         }))
         .unwrap();
-        store.apply_event(SERVICES, WatchEvent::Seen(Box::new(Seen::from_service(service))));
+        store.apply_event(
+            SERVICES,
+            WatchEvent::Seen(Box::new(ConvertedObject::from_service(service))),
+        );
         assert!(store.flush().is_none(), "to them its address is outside the mesh");
         let name = ServiceName::new("shop", "outside").unwrap();
         assert_eq!(store.mesh_service(&name).is_some(), gateways, "gateways alone lead there");

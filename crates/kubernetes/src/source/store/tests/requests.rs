@@ -10,7 +10,7 @@ fn pod_with_named_port() -> WatchEvent {
         "status": {"podIP": "10.1.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_pod(pod)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_pod(pod)))
 }
 
 /// A Service of that pod with port 80 and the given `targetPort`.
@@ -21,7 +21,7 @@ fn leading_to(name: &str, target: Value, protocol: &str) -> WatchEvent {
                  "ports": [{"port": 80, "targetPort": target, "appProtocol": protocol}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn limit_of_web(kind: usize) -> WatchEvent {
@@ -68,8 +68,8 @@ fn a_limit_of_a_service_without_traffic_applies_where_another_service_leads_to_t
     let spec = json!({"parentRefs": [parent], "rules": [{"backendRefs": [backend]}]});
     store.apply_event(routes, custom_event(routes, "away", "2025-01-01T00:00:00Z", spec));
     let statements = store.changed_statements().unwrap();
-    let said = statements.iter().find_map(|it| match &it.said {
-        Said::Conditions(all) if it.target.name == "a" => Some(all.clone()),
+    let said = statements.iter().find_map(|it| match &it.content {
+        StatusContent::Conditions(all) if it.target.name == "a" => Some(all.clone()),
         _ => None,
     });
     let programmed = said.unwrap().into_iter().find(|it| it.word == "Programmed").unwrap();

@@ -10,7 +10,7 @@ fn selecting_service(name: &str) -> WatchEvent {
         "spec": {"clusterIP": "10.0.0.2", "selector": {"app": name}, "ports": [{"port": 80}]},
     }))
     .unwrap();
-    WatchEvent::Seen(Box::new(Seen::from_service(service)))
+    WatchEvent::Seen(Box::new(ConvertedObject::from_service(service)))
 }
 
 fn unmeshed_pod(app: &str) -> WatchEvent {
@@ -150,7 +150,9 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
     let enforced = |store: &mut ObjectStore| {
         let statements = store.changed_statements().expect("something has changed");
         let found = statements.iter().find(|it| it.target.name == "l").expect("a status");
-        let Said::Conditions(conditions) = &found.said else { panic!("{:?}", found.said) };
+        let StatusContent::Conditions(conditions) = &found.content else {
+            panic!("{:?}", found.content)
+        };
         conditions.iter().find(|it| it.word == "Enforced").expect("a condition").status
     };
     assert_eq!(enforced(&mut store), "True");
@@ -166,7 +168,7 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
 fn programmed_condition(store: &mut ObjectStore, name: &str) -> (&'static str, String) {
     let statements = store.changed_statements().expect("something has changed");
     let found = statements.iter().find(|it| it.target.name == name).expect("a status");
-    let Said::Parents(parents) = &found.said else { panic!("{:?}", found.said) };
+    let StatusContent::Parents(parents) = &found.content else { panic!("{:?}", found.content) };
     let conditions = &parents[0].conditions;
     assert_eq!((conditions[0].word, conditions[0].status), ("Accepted", "True"));
     let found = conditions.iter().find(|it| it.word == "Programmed").expect("a condition");

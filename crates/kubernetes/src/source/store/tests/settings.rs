@@ -253,21 +253,25 @@ fn nothing_is_reported_while_the_settings_of_another_mesh_may_not_be_read() {
 #[test]
 fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     let mut store = listed_store();
-    let watched = |wanted: Watched| watched_kinds().iter().position(|it| *it == wanted).unwrap();
+    let watched =
+        |wanted: WatchedKind| watched_kinds().iter().position(|it| *it == wanted).unwrap();
     let (service, slice) =
-        (watched(Watched::ApiServerService), watched(Watched::ApiServerEndpoints));
+        (watched(WatchedKind::ApiServerService), watched(WatchedKind::ApiServerEndpoints));
     let object: Served = serde_json::from_value(json!({
         "metadata": {"name": "kubernetes", "namespace": "default"},
         "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443, "targetPort": 6443}]},
     }))
     .unwrap();
-    store.apply_event(service, WatchEvent::Seen(Box::new(Seen::api_server_service(object))));
+    store.apply_event(
+        service,
+        WatchEvent::Seen(Box::new(ConvertedObject::api_server_service(object))),
+    );
     let endpoints = |address: &str| {
         let object = serde_json::from_value(json!({
             "metadata": {"name": "kubernetes", "namespace": "default"}, "addressType": "IPv4",
             "ports": [{"port": 6443}], "endpoints": [{"addresses": [address]}],
         }));
-        WatchEvent::Seen(Box::new(Seen::api_server_endpoints(object.unwrap())))
+        WatchEvent::Seen(Box::new(ConvertedObject::api_server_endpoints(object.unwrap())))
     };
     store.apply_event(slice, endpoints("192.0.2.7"));
     // The addresses are not needed while egress is allowed.

@@ -1,0 +1,53 @@
+//! The protocol between the benchmark and a running crowd: a line of JSON in each direction.
+
+use serde::{Deserialize, Serialize};
+
+/// An order to a crowd.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(in crate::bench) enum CrowdCommand {
+    /// One sidecar moves repeatedly, each time after all subscribers received the last move.
+    Endpoint {
+        /// Its index in the crowd.
+        member: usize,
+        times: usize,
+        /// The time after each move in which messages to non-subscribers are counted.
+        rest_ms: u64,
+    },
+    /// Sidecars move one after the other, at a constant rate.
+    Storm { per_second: u32, seconds: f64 },
+    /// Waits until every configuration has changed; answered with `Ready` first.
+    Rule { max_wait_ms: u64 },
+    /// Returns the number of connected streams.
+    Streams,
+}
+
+/// The result of an order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(in crate::bench) enum CrowdReply {
+    /// The expected change may happen now.
+    Ready,
+    /// Endpoints changed.
+    Seen(ChangeDelivery),
+    /// Configurations changed, at these times in microseconds since the Unix epoch.
+    Plans(Vec<u64>),
+    /// The number of connected streams.
+    Streams(usize),
+}
+
+/// Delivery of endpoint changes.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(in crate::bench) struct ChangeDelivery {
+    pub(in crate::bench) changes: usize,
+    /// Deliveries that were expected but did not arrive in time.
+    pub(in crate::bench) missed: usize,
+    /// The number of sidecars that use the endpoint that changed last.
+    pub(in crate::bench) users: usize,
+    /// Messages to sidecars that use none of the changed endpoints.
+    pub(in crate::bench) to_others: usize,
+    /// Latency until a subscriber received a change, in milliseconds.
+    pub(in crate::bench) p50_ms: f64,
+    pub(in crate::bench) p99_ms: f64,
+    pub(in crate::bench) max_ms: f64,
+    /// Changes per second.
+    pub(in crate::bench) per_second: f64,
+}

@@ -1,0 +1,113 @@
+//! IPv4 and IPv6 address ranges in CIDR notation.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// A range of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CidrRange {
+    /// The first address.
+    first: IpAddr,
+    /// The prefix length in bits.
+    bits: u8,
+}
+
+impl CidrRange {
+    /// Returns the range of a single address.
+    pub(crate) const fn single_address(address: IpAddr) -> Self {
+        Self { first: address, bits: address_bits(address) }
+    }
+
+    pub(crate) const fn first(&self) -> IpAddr {
+        self.first
+    }
+
+    /// Returns the network mask: 4 or 16 bytes.
+    pub(crate) fn mask(&self) -> Vec<u8> {
+        let zeros = u32::from(address_bits(self.first) - self.bits);
+        match self.first {
+            IpAddr::V4(_) => u32::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
+            IpAddr::V6(_) => u128::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
+        }
+    }
+
+    /// Returns the protocol name of `nft`.
+    pub(crate) const fn version(&self) -> &'static str {
+        match self.first {
+            IpAddr::V4(_) => "ip",
+            IpAddr::V6(_) => "ip6",
+        }
+    }
+}
+
+/// Parses `192.0.2.0/24`, or a single address. Host bits are zeroed, as in `nft` and `ip`.
+impl FromStr for CidrRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let invalid = || format!("`{text}` is not an address range; use one such as 192.0.2.0/24");
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| invalid())?;
+        let width = address_bits(address);
+        let bits = match bits {
+            Some(bits) => bits.parse().map_err(|_| invalid())?,
+            None => width,
+        };
+        if bits > width {
+            return Err(invalid());
+        }
+        let zeros = u32::from(width - bits);
+        let first = match address {
+            IpAddr::V4(address) => {
+                let mask = u32::MAX.checked_shl(zeros).unwrap_or(0);
+                IpAddr::V4((u32::from(address) & mask).into())
+            }
+            IpAddr::V6(address) => {
+                let mask = u128::MAX.checked_shl(zeros).unwrap_or(0);
+                IpAddr::V6((u128::from(address) & mask).into())
+            }
+        };
+        Ok(Self { first, bits })
+    }
+}
+
+impl fmt::Display for CidrRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.first, self.bits)
+    }
+}
+
+/// Returns the number of bits of an address.
+const fn address_bits(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => 32,
+        IpAddr::V6(_) => 128,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_ranges_of_both_versions() {
+        for (text, shown, mask) in [
+            ("192.0.2.0/24", "192.0.2.0/24", &[255, 255, 255, 0][..]),
+            ("192.0.2.7/24", "192.0.2.0/24", &[255, 255, 255, 0]),
+            ("192.0.2.7", "192.0.2.7/32", &[255; 4]),
+            ("0.0.0.0/0", "0.0.0.0/0", &[0; 4]),
+            ("::/0", "::/0", &[0; 16]),
+            ("::1", "::1/128", &[255; 16]),
+        ] {
+            let range: CidrRange = text.parse().unwrap();
+            assert_eq!((range.to_string().as_str(), range.mask().as_slice()), (shown, mask));
+        }
+        for bad in ["", "/", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1"] {
+            assert!(bad.parse::<CidrRange>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Steps that need a test or a decision: connection attempts of a sidecar, and the policies' decision on a
+//! request.
+
+use leno_control::Explanation;
+use leno_control::status::ServiceStatus;
+use leno_model::{Protocol, Reason};
+use serde::Deserialize;
+
+use super::steps::{DiagnosisStep, service_host};
+use crate::figures::format_count;
+use crate::get::{MeshSocket, parse_response};
+use crate::tap::percent_encode;
+
+/// The results of connection attempts to the endpoints of one service.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct ServiceReachability {
+    service: String,
+    /// The reason for a missing service configuration.
+    reason: Option<String>,
+    endpoints: Vec<EndpointReachability>,
+    /// The number of endpoints that were not tried, beyond the limit.
+    omitted: usize,
+}
+
+/// The result for one endpoint.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct EndpointReachability {
+    workload: String,
+    address: String,
+    reason: Option<String>,
+    duration_ms: f64,
+}
+
+impl ServiceReachability {
+    /// Has a sidecar connect to the endpoints. Returns `None` if it cannot, such as a sidecar of an older
+    /// release.
+    pub(super) async fn query_sidecar(
+        mesh: &MeshSocket,
+        workload: &str,
+        service: &str,
+    ) -> Option<Self> {
+        let page =
+            mesh.sidecar_page(workload, &format!("/connectivity?service={service}")).await.ok()?;
+        serde_json::from_str(&page).ok()
+    }
+
+    pub(super) fn service(&self) -> &str {
+        &self.service
+    }
+
+    /// Returns the steps for the results.
+    pub(super) fn steps(&self) -> Vec<DiagnosisStep> {
+        const NAME: &str = "connectivity";
+        let service = &self.service;
+        if let Some(reason) = &self.reason {
+            let message = format!("its sidecar has no configuration for {service}: {reason}");
+            return vec![DiagnosisStep::problem(NAME, message, reason_hint(reason))];
+        }
+        if self.endpoints.is_empty() {
+            let message = format!("its sidecar has no endpoint of {service}");
+            let hint = "the service has none, or no policy allows this workload to call it: see the other steps";
+            return vec![DiagnosisStep::notice(NAME, message, hint)];
+        }
+        let unreached = self.endpoints.iter().filter_map(|it| Some((it, it.reason.as_ref()?)));
+        let mut steps: Vec<DiagnosisStep> = unreached
+            .map(|(it, reason)| {
+                let EndpointReachability { workload, address, duration_ms, .. } = it;
+                let message = format!(
+                    "{workload} of {service} is unreachable at {address}: {reason}, after {duration_ms:.0} ms"
+                );
+                DiagnosisStep::problem(NAME, message, reason_hint(reason))
+            })
+            .collect();
+        let reached = self.endpoints.len() - steps.len();
+        if reached > 0 {
+            let slowest = self.endpoints.iter().filter(|it| it.reason.is_none());
+            let slowest = slowest.map(|it| it.duration_ms).fold(0.0, f64::max);
+            let rest = match self.omitted {
+                0 => String::new(),
+                several => format!("; {several} more were not tried"),
+            };
+            let all = self.endpoints.len();
+            let message = format!(
+                "{service}: reached {reached} of {}, with mutual TLS, within {slowest:.0} ms{rest}",
+                format_count(all, "endpoint")
+            );
+            steps.insert(0, DiagnosisStep::fine(NAME, message));
+        }
+        steps
+    }
+}
+
+fn reason_hint(reason: &str) -> String {
+    let known = Reason::ALL.iter().find(|known| known.label() == reason);
+    let message = known.map(|known| known.remedy()).unwrap_or_default();
+    format!("{message} (leno explain {reason})")
+}
+
+/// Returns the control plane's decision on a request of the workload, with the current configuration; `None` if
+/// it cannot decide.
+pub(super) async fn decision_step(
+    mesh: &MeshSocket,
+    workload: &str,
+    service: &ServiceStatus,
+) -> Option<DiagnosisStep> {
+    let url = first_port_url(service)?;
+    let path = format!("/explain?from={}&url={}", percent_encode(workload), percent_encode(&url));
+    let reported: Explanation = parse_response(mesh.query_json(&path).await.ok()?).ok()?;
+    step_from_decision(&reported, workload, &url)
+}
+
+/// Returns the URL of the first port of a service: `tcp://` for a port that carries TCP.
+pub(super) fn first_port_url(service: &ServiceStatus) -> Option<String> {
+    let port = service.ports.first()?;
+    let place = format!("{}:{}", service_host(&service.name), port.port);
+    Some(match port.protocol == Protocol::Tcp.as_str() {
+        true => format!("tcp://{place}"),
+        false => format!("http://{place}/"),
+    })
+}
+
+/// Converts the decision on a request or connection to a URL to a step.
+fn step_from_decision(reported: &Explanation, workload: &str, url: &str) -> Option<DiagnosisStep> {
+    const NAME: &str = "decision";
+    let verdict = reported.text.lines().rev().find_map(|line| line.strip_prefix("verdict   "))?;
+    let message = match url.starts_with("tcp:") {
+        true => format!("a connection to {url}: {verdict}"),
+        false => format!("GET {url}: {verdict}"),
+    };
+    let hint =
+        format!("leno explain request --from {workload} --url {url} shows the matching rules");
+    // A policy may declare any status for the requests that it rejects.
+    let is_rejected = !reported.decision["reason"].is_null();
+    Some(match verdict.chars().next() {
+        // Allowed, or redirected by a rule.
+        Some('2' | '3') if !is_rejected => DiagnosisStep::fine(NAME, message),
+        _ if verdict.starts_with("allowed") => DiagnosisStep::fine(NAME, message),
+        // The service may not serve the path `/`.
+        Some('4') if verdict.contains("no-route") || verdict.contains("no-policy-route") => {
+            DiagnosisStep::notice(NAME, message, hint)
+        }
+        _ if verdict.starts_with("it depends") => DiagnosisStep::notice(NAME, message, hint),
+        _ => DiagnosisStep::problem(NAME, message, hint),
+    })
+}
+
+/// The maximum number of services to test without `--to`.
+pub(super) const SERVICES_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::diagnose::steps::StepResult;
+
+    fn sample_reached(reasons: &[Option<&str>]) -> ServiceReachability {
+        let endpoint = |(number, reason): (usize, &Option<&str>)| EndpointReachability {
+            workload: format!("shop/stock-{number}"),
+            address: "10.0.0.1:80".to_owned(),
+            reason: reason.map(str::to_owned),
+            duration_ms: 1.4,
+        };
+        ServiceReachability {
+            service: "shop/stock".to_owned(),
+            reason: None,
+            endpoints: reasons.iter().enumerate().map(endpoint).collect(),
+            omitted: 2,
+        }
+    }
+
+    #[test]
+    fn unreachable_endpoints_are_named_with_a_hint() {
+        let steps = sample_reached(&[None, Some("connect-failed"), None]).steps();
+        let verdicts: Vec<StepResult> = steps.iter().map(|step| step.verdict).collect();
+        assert_eq!(verdicts, [StepResult::Ok, StepResult::Problem]);
+        assert!(steps[0].message.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
+        assert!(steps[0].message.contains("2 more were not tried"), "{steps:?}");
+        assert!(
+            steps[1].message.contains("shop/stock-1 of shop/stock is unreachable"),
+            "{steps:?}"
+        );
+        let hint = steps[1].hint.as_deref().unwrap_or_default();
+        assert!(hint.ends_with("(leno explain connect-failed)"), "{hint}");
+        assert_eq!(sample_reached(&[]).steps()[0].verdict, StepResult::Notice);
+        let unknown = ServiceReachability {
+            reason: Some("discovery-timeout".to_owned()),
+            ..sample_reached(&[])
+        };
+        assert_eq!(unknown.steps()[0].verdict, StepResult::Problem);
+    }
+
+    #[test]
+    fn a_rejection_is_a_problem_whatever_its_status() {
+        for (verdict, reason, expected) in [
+            ("200-range: allowed; the application responds", None, StepResult::Ok),
+            ("301: the client's sidecar sends a redirect", None, StepResult::Ok),
+            ("200 fault-injected: a fault", Some("fault-injected"), StepResult::Problem),
+            ("404 no-route: no route", Some("no-route"), StepResult::Notice),
+            ("503 no-endpoint: the service has no endpoint.", None, StepResult::Problem),
+            (
+                "it depends on the endpoint (allowed, denied): see the lines above",
+                None,
+                StepResult::Notice,
+            ),
+        ] {
+            let reported = Explanation {
+                text: format!("verdict   {verdict}\n"),
+                decision: json!({"reason": reason}),
+            };
+            let step = step_from_decision(&reported, "shop/web-1", "http://web.shop:80/").unwrap();
+            assert_eq!(step.verdict, expected, "{verdict}");
+        }
+    }
+
+    #[test]
+    fn tcp_ports_are_explained_as_connections() {
+        let service = |protocol: &str| {
+            let port = json!({"name": null, "port": 6379, "protocol": protocol, "endpoints": []});
+            let service = json!({"name": "shop/redis", "selector": {}, "workloads": [], "ports": [port], "routes": []});
+            first_port_url(&serde_json::from_value(service).unwrap()).unwrap()
+        };
+        assert_eq!(service("HTTP"), "http://redis.shop:6379/");
+        let url = service("TCP");
+        assert_eq!(url, "tcp://redis.shop:6379");
+        for (verdict, reason, expected) in [
+            ("allowed: the connection reaches the application", None, StepResult::Ok),
+            ("reset denied: no policy", Some("denied"), StepResult::Problem),
+        ] {
+            let reported = Explanation {
+                text: format!("verdict   {verdict}\n"),
+                decision: json!({"reason": reason}),
+            };
+            let step = step_from_decision(&reported, "shop/web-1", &url).unwrap();
+            let message = format!("a connection to tcp://redis.shop:6379: {verdict}");
+            assert_eq!((step.message, step.verdict), (message, expected));
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! `leno explain request` on a running mesh: the control plane decides, the client's sidecar reports ejected
+//! endpoints and open circuits.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leno_control::Explanation;
+use leno_control::status::{ProxyStatus, ServiceStatus};
+use leno_model::Reason;
+use serde_json::{Value, json};
+
+use super::text::{one_status, statuses_text};
+use super::{ExplainFormat, REFUSED, RequestArgs};
+use crate::duration::format_duration;
+use crate::get::circuits::{self, ListedCircuit};
+use crate::get::ejected::{self, ListedEndpoint};
+use crate::get::{MeshSocket, parse_response};
+use crate::output;
+use crate::tap::percent_encode;
+
+/// Prints the decision for the request on the mesh of a data directory.
+///
+/// # Errors
+/// If no mesh responds, or the workload does not exist.
+pub(super) fn run(
+    data: &Path,
+    args: &RequestArgs,
+    format: ExplainFormat,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let Explanation { text, decision } =
+        runtime.block_on(explain_running(&MeshSocket::from_data(data), args))?;
+    match format.structured_format() {
+        None => output::print_text(&text)?,
+        Some(form) => output::print_value(&decision, form)?,
+    }
+    Ok(match decision["allowed"] == true {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(REFUSED),
+    })
+}
+
+async fn explain_running(mesh: &MeshSocket, args: &RequestArgs) -> anyhow::Result<Explanation> {
+    let answer: Explanation = parse_response(mesh.query_json(&query_path(args)?).await?)?;
+    let proxies: Vec<ProxyStatus> = parse_response(mesh.query_json("/proxies").await?)?;
+    let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
+    let client = answer.decision["from"]["workload"].as_str().unwrap_or_default();
+    let sidecar = match proxies.iter().find(|proxy| proxy.workload == client) {
+        Some(proxy) => SidecarState::query_sidecar(mesh, proxy).await,
+        None => Err(match mesh.query_scope().await {
+            None => format!("the sidecar of {client} is not connected"),
+            Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
+        }),
+    };
+    Ok(RuntimeState { services, sidecar }.add_observations(answer))
+}
+
+/// Returns the path of the query to the control plane.
+fn query_path(args: &RequestArgs) -> anyhow::Result<String> {
+    let client = args.from.as_ref().context("--from is missing")?;
+    let target = args.url.as_ref().context("--url is missing")?;
+    let mut parts = vec![("from", client.to_string()), ("url", target.url())];
+    parts.push(("method", args.method.clone()));
+    parts.extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
+    let parts = parts.iter().map(|(name, value)| format!("{name}={}", percent_encode(value)));
+    Ok(format!("/explain?{}", parts.collect::<Vec<_>>().join("&")))
+}
+
+/// Runtime state of the mesh.
+struct RuntimeState {
+    services: Vec<ServiceStatus>,
+    /// The state of the client's sidecar, or the reason why it is unknown.
+    sidecar: Result<SidecarState, String>,
+}
+
+/// The client's sidecar.
+#[derive(Default)]
+struct SidecarState {
+    ejected: Vec<ListedEndpoint>,
+    circuits: Vec<ListedCircuit>,
+}
+
+impl SidecarState {
+    async fn query_sidecar(mesh: &MeshSocket, proxy: &ProxyStatus) -> Result<Self, String> {
+        let ejected = ejected::of_one(mesh, proxy).await?;
+        Ok(Self { ejected, circuits: circuits::of_one(mesh, proxy).await? })
+    }
+}
+
+impl RuntimeState {
+    /// Adds the runtime state to the decision: lines before the verdict, and fields of each endpoint.
+    fn add_observations(&self, answer: Explanation) -> Explanation {
+        let Explanation { text, mut decision } = answer;
+        let mut lines = Vec::new();
+        let mut ready = 0;
+        let backends = decision["backends"].as_array_mut().map(Vec::as_mut_slice);
+        let backends = backends.unwrap_or_default();
+        let was_any =
+            backends.iter().any(|it| it["endpoints"].as_array().is_some_and(|it| !it.is_empty()));
+        for backend in backends {
+            let service = backend["service"].as_str().unwrap_or_default().to_owned();
+            let port = backend["port"].as_u64().and_then(|port| u16::try_from(port).ok());
+            let place = (service.as_str(), port.unwrap_or_default());
+            for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
+                let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
+                let behind = format!("{workload} of {service} port {}", place.1);
+                let is_ready = self.is_ready(place.0, place.1, &workload);
+                ready += usize::from(is_ready);
+                endpoint["ready"] = is_ready.into();
+                if !is_ready {
+                    lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
+                }
+                let ejected = self.find_ejected(place.0, place.1, &workload);
+                if let Some(ejected) = ejected {
+                    lines.push(("ejected", format!("{behind}: {}", reported_removed(ejected))));
+                }
+                endpoint["ejected"] = ejected.map_or(Value::Null, |ejected| {
+                    json!({"cause": ejected.cause, "age_s": ejected.age_s, "policy": ejected.policy})
+                });
+            }
+        }
+        if was_any && let Err(why) = &self.sidecar {
+            lines.push(("ejected", format!("unknown: {why}")));
+        }
+        decision["ejected_unknown"] = self.sidecar.as_ref().err().cloned().into();
+        let open = self.open_circuits(&decision);
+        lines.extend(open.iter().map(|circuit| ("circuit", circuit_text(circuit))));
+        let rejection = match rejection_statuses(&open, &decision) {
+            _ if was_any && ready == 0 => {
+                Some((Reason::NoEndpoint, vec![Reason::NoEndpoint.status()]))
+            }
+            statuses if !statuses.is_empty() => Some((Reason::CircuitOpen, statuses)),
+            _ => None,
+        };
+        let rejection = rejection.filter(|_| decision["allowed"] == true);
+        let verdict = rejection.map(|(reason, statuses)| {
+            decision["allowed"] = false.into();
+            decision["reason"] = reason.label().into();
+            decision["outcomes"] = json!([reason.label()]);
+            // A TCP connection has no status.
+            let is_tcp = decision["request"].is_object() && decision["request"]["method"].is_null();
+            let statuses = if is_tcp { vec![0] } else { statuses };
+            let status = one_status(&statuses).filter(|status| *status != 0);
+            decision["status"] = status.into();
+            let (status, label) = (statuses_text(&statuses), reason.label());
+            format!("{status} {label}: {} {}", reason.caption(), reason.remedy())
+        });
+        if let Some(verdict) = &verdict {
+            decision["verdict"] = verdict.as_str().into();
+        }
+        Explanation { text: with_lines(&text, &lines, verdict.as_deref()), decision }
+    }
+
+    /// Returns the open circuits of the called service and of the backends.
+    fn open_circuits(&self, decision: &Value) -> Vec<&ListedCircuit> {
+        let circuits = self.sidecar.iter().flat_map(|sidecar| &sidecar.circuits);
+        let is_used = |circuit: &&ListedCircuit| {
+            let backends = decision["backends"].as_array().into_iter().flatten();
+            backends.chain([decision]).any(|place| is_at(circuit, place))
+        };
+        circuits.filter(|circuit| circuit.is_open()).filter(is_used).collect()
+    }
+
+    fn is_ready(&self, service: &str, port: u16, workload: &str) -> bool {
+        let service = self.services.iter().find(|found| found.name == service);
+        let mut ports = service.into_iter().flat_map(|service| &service.ports);
+        let found = ports.find(|found| found.port == port);
+        found.is_some_and(|port| port.endpoints.iter().any(|there| there.workload == workload))
+    }
+
+    fn find_ejected(&self, service: &str, port: u16, workload: &str) -> Option<&ListedEndpoint> {
+        let mut ejected = self.sidecar.iter().flat_map(|sidecar| &sidecar.ejected);
+        ejected.find(|it| it.service == service && it.port == port && it.workload == workload)
+    }
+}
+
+/// Returns the response statuses if circuits reject every such request: that of the called service, or those of
+/// all backends. Empty if they do not.
+fn rejection_statuses(open: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
+    let status = |place: &Value| {
+        let found =
+            open.iter().find(|circuit| circuit.is_open_everywhere() && is_at(circuit, place));
+        found.map(|circuit| circuit.rejection_status())
+    };
+    let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
+    match status(decision) {
+        Some(called) => vec![called],
+        None => backends.iter().map(status).collect::<Option<_>>().unwrap_or_default(),
+    }
+}
+
+/// True if the circuit is that of this service and port.
+fn is_at(circuit: &ListedCircuit, place: &Value) -> bool {
+    place["service"] == circuit.service.as_str() && place["port"] == circuit.port
+}
+
+fn circuit_text(circuit: &ListedCircuit) -> String {
+    let since = format_duration(Duration::from_secs(circuit.age_s));
+    let ListedCircuit { service, port, policy, trigger, .. } = circuit;
+    format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
+}
+
+fn reported_removed(ejected: &ListedEndpoint) -> String {
+    let since = format_duration(Duration::from_secs(ejected.age_s));
+    format!("for {since} ({}), by the {}", ejected.cause, ejected.policy)
+}
+
+/// Inserts lines before the last line of the text, which the verdict, if any, replaces.
+fn with_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
+    let (before, last) = match text.trim_end().rsplit_once('\n') {
+        Some((before, last)) => (format!("{before}\n"), last),
+        None => (String::new(), text.trim_end()),
+    };
+    let lines: String =
+        lines.iter().map(|(label, reported)| format!("{label:<9} {reported}\n")).collect();
+    let last = verdict.map_or(last.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
+    format!("{before}{lines}{last}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service_statuses(there: &[&str]) -> Vec<ServiceStatus> {
+        let endpoint = |workload: &&str| json!({"workload": workload, "address": "127.0.0.1:1"});
+        let endpoints: Vec<Value> = there.iter().map(endpoint).collect();
+        let port = json!({"name": null, "port": 80, "protocol": "HTTP", "endpoints": endpoints});
+        let service = json!({"name": "shop/web", "selector": {}, "workloads": [], "ports": [port], "routes": []});
+        serde_json::from_value(json!([service])).unwrap()
+    }
+
+    fn sample_explanation() -> Explanation {
+        let endpoints = json!([{"workload": "shop/web-1"}, {"workload": "shop/web-2"}]);
+        let backends = json!([{"service": "shop/web", "port": 80, "endpoints": endpoints}]);
+        Explanation {
+            text: "backend   shop/web\nverdict   200-range\n".to_owned(),
+            decision: json!({"allowed": true, "backends": backends}),
+        }
+    }
+
+    #[test]
+    fn unready_endpoints_are_left_out_and_the_others_decide() {
+        let sidecar = Ok(SidecarState::default());
+        let seen = RuntimeState { services: service_statuses(&["shop/web-1"]), sidecar };
+        let Explanation { text, decision } = seen.add_observations(sample_explanation());
+        expect_test::expect![[r#"
+            backend   shop/web
+            excluded  shop/web-2 of shop/web port 80: its sidecar is not ready
+            verdict   200-range
+        "#]]
+        .assert_eq(&text);
+        assert_eq!(decision["allowed"], true);
+        assert_eq!(decision["backends"][0]["endpoints"][1]["ready"], false);
+    }
+
+    #[test]
+    fn without_ready_endpoints_requests_are_rejected() {
+        let why = "the sidecar of shop/user-1 is not connected".to_owned();
+        let seen = RuntimeState { services: service_statuses(&[]), sidecar: Err(why) };
+        let Explanation { text, decision } = seen.add_observations(sample_explanation());
+        assert_eq!(decision["allowed"], false);
+        assert_eq!(decision["reason"], "no-endpoint");
+        let last = text.lines().last().unwrap();
+        assert!(last.starts_with("verdict   503 no-endpoint: "), "{text}");
+        assert!(text.contains("ejected   unknown: the sidecar of"), "{text}");
+    }
+
+    #[test]
+    fn an_open_circuit_decides_when_no_backend_is_left() {
+        let circuit = |service: &str, state: &str, total_threads: usize| -> ListedCircuit {
+            serde_json::from_value(json!({
+                "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": state,
+                "trigger": "failed", "age_s": 3, "open_duration_ms": 5000, "threads": 1, "total_threads": total_threads,
+            }))
+            .unwrap()
+        };
+        for (circuits, allowed) in [
+            (vec![circuit("shop/web", "open", 1)], false),
+            (vec![circuit("shop/web", "open", 2)], true),
+            (vec![circuit("shop/web", "half-open", 1)], true),
+            (vec![circuit("shop/other", "open", 1)], true),
+        ] {
+            let sidecar = Ok(SidecarState { ejected: Vec::new(), circuits });
+            let services = service_statuses(&["shop/web-1", "shop/web-2"]);
+            let Explanation { text, decision } =
+                RuntimeState { services, sidecar }.add_observations(sample_explanation());
+            assert_eq!(decision["allowed"], allowed, "{text}");
+            let verdict = text.lines().last().unwrap();
+            assert_eq!(verdict.starts_with("verdict   503 circuit-open: "), !allowed, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_open_circuit_answers_with_the_status_of_its_policy() {
+        let place = |service: &str| json!({"service": service, "port": 80, "endpoints": []});
+        let circuit = |service: &str, status: Option<u16>| -> ListedCircuit {
+            serde_json::from_value(json!({
+                "service": service, "port": 80, "policy": "CircuitBreaker shop/web", "state": "open",
+                "trigger": "failed", "age_s": 3, "open_duration_ms": 5000, "threads": 1, "total_threads": 1,
+                "status": status,
+            }))
+            .unwrap()
+        };
+        let (v1, v2) = ("shop/web-v1", "shop/web-v2");
+        for (circuits, text, status) in [
+            (vec![circuit("shop/web", Some(418))], "418", json!(418)),
+            // The circuit of the called service takes precedence over those of backends.
+            (vec![circuit(v1, Some(500)), circuit("shop/web", Some(418))], "418", json!(418)),
+            (vec![circuit(v1, Some(429)), circuit(v2, Some(429))], "429", json!(429)),
+            (vec![circuit(v1, Some(429)), circuit(v2, Some(418))], "429 or 418", json!(null)),
+            // Sidecars of earlier releases report no status.
+            (vec![circuit(v1, None), circuit(v2, None)], "503", json!(503)),
+        ] {
+            let seen = RuntimeState {
+                services: service_statuses(&[]),
+                sidecar: Ok(SidecarState { ejected: vec![], circuits }),
+            };
+            let mut decision = place("shop/web");
+            decision["allowed"] = true.into();
+            decision["backends"] = json!([place(v1), place(v2)]);
+            let answer = Explanation { text: "verdict   200-range\n".to_owned(), decision };
+            let Explanation { text: reported, decision } = seen.add_observations(answer);
+            let verdict = reported.lines().last().unwrap();
+            assert!(verdict.starts_with(&format!("verdict   {text} circuit-open: ")), "{reported}");
+            assert_eq!((&decision["status"], &decision["allowed"]), (&status, &json!(false)));
+        }
+    }
+}

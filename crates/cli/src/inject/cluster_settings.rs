@@ -1,0 +1,119 @@
+//! Mesh settings and namespace facts from the cluster, as the webhook uses them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Context as _;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::Client;
+use leno_kubernetes::api::{NamespaceName, ObjectApi, ObjectName, server_version};
+use leno_kubernetes::inject::{Exclusions, NamespaceFacts, has_native_sidecars};
+use leno_kubernetes::install::Installed;
+use leno_kubernetes::source::sidecar_settings;
+use leno_kubernetes::words::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
+use leno_model::{Floor, Name, TrustDomain};
+
+use crate::cluster::{ClusterArgs, format_api_error};
+
+/// The mesh settings of a cluster; without a cluster, the roots alone.
+#[derive(Debug, Default)]
+pub(super) struct ClusterSettings {
+    /// The mesh root certificates (PEM).
+    pub(super) roots: String,
+    pub(super) image: Option<String>,
+    pub(super) trust_domain: Option<TrustDomain>,
+    /// True if the cluster has no native sidecars.
+    pub(super) is_old: bool,
+    /// True if CNI plugins redirect traffic to sidecars.
+    pub(super) by_plugin: bool,
+    /// Traffic excluded from redirection for every sidecar.
+    pub(super) exclusions: Exclusions,
+    /// The minimums that annotations cannot lower.
+    pub(super) floor: Floor,
+    /// The facts of namespaces, keyed by their names in the manifests.
+    pub(super) namespaces: BTreeMap<String, NamespaceFacts>,
+}
+
+impl ClusterSettings {
+    /// Reads the settings from the cluster, with the facts of these namespaces.
+    pub(super) async fn in_cluster(
+        cluster: &ClusterArgs,
+        namespaces: BTreeSet<String>,
+    ) -> anyhow::Result<Self> {
+        let client = cluster.connect_client().await?;
+        let namespace = &cluster.namespace;
+        let roots = read_roots(&client, namespace).await?;
+        let deployments: ObjectApi<Deployment> =
+            ObjectApi::for_namespace(client.clone(), namespace);
+        let deployment =
+            deployments.get(&CONTROL_NAME).await.map_err(format_api_error).with_context(|| {
+                format!("cannot read the Deployment {namespace}/{CONTROL}: pass --roots FILE")
+            })?;
+        let installed = Installed::from_deployment(&deployment);
+        let version = server_version(&client)
+            .await
+            .map_err(format_api_error)
+            .context("cannot query the API server")?;
+        let own = Name::new(namespace).ok();
+        let namespaces_of_settings = installed.settings_namespaces.iter().cloned().chain(own);
+        let read = sidecar_settings(&client, namespaces_of_settings.collect()).await;
+        let (exclusions, floor) = read.map_err(format_api_error).context(
+            "cannot read the MeshConfig of Leno, OSM or FSM, which applies to every pod: request \
+             permission to list it, or pass --roots FILE and annotate the pods",
+        )?;
+        Ok(Self {
+            roots,
+            image: control_image(deployment),
+            trust_domain: installed.trust_domain,
+            is_old: !has_native_sidecars(&version.major, &version.minor),
+            by_plugin: installed.cni,
+            exclusions,
+            floor,
+            namespaces: namespace_facts(&client, namespaces).await?,
+        })
+    }
+}
+
+async fn read_roots(client: &Client, namespace: &NamespaceName) -> anyhow::Result<String> {
+    let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
+    let map = maps.get(&ROOTS_NAME).await.map_err(format_api_error).with_context(|| {
+        format!(
+            "cannot read the roots of the mesh, ConfigMap {namespace}/{ROOTS_CONFIG_MAP}: \
+             install the mesh, or pass --roots FILE"
+        )
+    })?;
+    let roots = map.data.and_then(|mut data| data.remove("roots.pem"));
+    roots.with_context(|| {
+        format!("ConfigMap {namespace}/{ROOTS_CONFIG_MAP} has no roots.pem; pass --roots FILE")
+    })
+}
+
+/// Returns the image of the control plane, which sidecars use too.
+fn control_image(deployment: Deployment) -> Option<String> {
+    let pod = deployment.spec?.template.spec?;
+    pod.containers.into_iter().find(|it| it.name == CONTROL)?.image
+}
+
+/// Manifests without a namespace use that of the context, like `kubectl apply`.
+async fn namespace_facts(
+    client: &Client,
+    written: BTreeSet<String>,
+) -> anyhow::Result<BTreeMap<String, NamespaceFacts>> {
+    let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
+    let mut known = BTreeMap::new();
+    for text in written {
+        let name = if text.is_empty() { client.default_namespace() } else { &text };
+        let object = ObjectName::from(&NamespaceName::new(name)?);
+        let found = namespaces.get_opt(&object).await.map_err(format_api_error).with_context(|| {
+            format!(
+                "cannot read the namespace {name} and its annotations: request permission to read it, or \
+                 pass --roots FILE and annotate the pods"
+            )
+        })?;
+        match found {
+            Some(found) => drop(known.insert(text, found.into())),
+            None => eprintln!("the namespace {name} does not exist: its annotations are unknown"),
+        }
+    }
+    Ok(known)
+}

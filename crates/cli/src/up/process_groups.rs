@@ -1,0 +1,309 @@
+//! Process groups of applications, recorded in the data directory: the next start ends those that a killed
+//! `leno up` left.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use leno_identity::{FileOrigin, read_regular};
+use leno_model::WorkloadName;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep};
+
+use super::descendants::ApplicationRun;
+use super::sockets::{self, ProcessEntry};
+use crate::data_directory::create_private;
+use crate::output;
+
+/// A process group, with the data that distinguishes it from a later one of the same ID.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ProcessGroup {
+    /// The boot ID.
+    boot: String,
+    /// The PID namespace.
+    namespace: String,
+    /// The ID of the group and of its first process.
+    leader: i32,
+    /// The start time of its first process, in clock ticks since boot.
+    started: u64,
+    session: i32,
+    /// The process ID of `leno up`, and its start time.
+    supervisor: (i32, u64),
+}
+
+/// Returns the path of the record of an application's process group.
+pub(super) fn file_of(data: &Path, workload: &WorkloadName) -> PathBuf {
+    data.join(DIRECTORY).join(workload.namespace.as_str()).join(workload.name.as_str())
+}
+
+/// Records the process group of this process, which becomes an application.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(crate) fn record_group(path: &Path) -> anyhow::Result<()> {
+    write(path, i32::try_from(std::process::id())?)
+}
+
+/// Restores the record of a running application whenever it is missing, as after the removal of the data
+/// directory. Never returns.
+pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
+    let mut is_reported = false;
+    loop {
+        sleep(RECORD_LOOK_EVERY).await;
+        let found = fs::symlink_metadata(path);
+        if !found.is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            continue;
+        }
+        match write(path, pid) {
+            Ok(()) => {
+                is_reported = false;
+                tracing::warn!(path = %path.display(), "the record of an application was removed and is restored");
+            }
+            Err(error) if !is_reported => {
+                is_reported = true;
+                let error = output::format_error(&error);
+                tracing::warn!(path = %path.display(), error, "the record of an application was removed and cannot be restored");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Records the process group of an application with this first process, a child of `leno up`.
+fn write(path: &Path, pid: i32) -> anyhow::Result<()> {
+    let own = sockets::read_process(pid).filter(|it| !it.is_zombie);
+    let own = own.with_context(|| format!("/proc does not show the process {pid}"))?;
+    let (boot, namespace) = (boot_id()?, pid_namespace()?);
+    let supervisor = (own.parent, sockets::read_process(own.parent).map_or(0, |it| it.started));
+    let ProcessEntry { group, session, started, .. } = own;
+    let group = ProcessGroup { boot, namespace, leader: group, started, session, supervisor };
+    let text = serde_json::to_vec(&group)?;
+    if let Some(directory) = path.parent() {
+        create_private(directory)?;
+    }
+    leno_identity::replace_private(path, &text)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Removes the record of a process group that has ended.
+pub(super) fn remove_record(path: &Path) {
+    if let Err(error) = fs::remove_file(path)
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!(path = %path.display(), %error, "cannot remove the record of an application");
+    }
+}
+
+/// Ends the processes of applications that a killed `leno up` left, and returns their descriptions. The caller
+/// has claimed the data directory, so that no other `leno up` runs them.
+pub(super) async fn end_leftovers(data: &Path) -> Vec<String> {
+    let mut ended = Vec::new();
+    for path in list_files(&data.join(DIRECTORY)).iter().flat_map(|namespace| list_files(namespace))
+    {
+        let text = read_regular(&path, FileOrigin::Leno, RECORD_BYTES_MAX).ok().flatten();
+        let group = text.and_then(|text| serde_json::from_slice::<ProcessGroup>(&text).ok());
+        let is_over = match group {
+            Some(group) if group.is_leftover() => {
+                ended.extend(group.kill_all().await);
+                // Processes that left the group.
+                let run = ApplicationRun::new(&group.namespace, group.leader, group.started);
+                ended.extend(run.wait_or_kill(Duration::ZERO).await);
+                group.living_members().is_empty() && run.member_processes().is_empty()
+            }
+            // Its supervisor may be running and need the record.
+            Some(group) => boot_id().is_ok_and(|boot| boot != group.boot),
+            None => true,
+        };
+        if is_over {
+            remove_record(&path);
+        }
+    }
+    ended
+}
+
+impl ProcessGroup {
+    /// True if it belongs to this boot and PID namespace and its supervisor has ended. The lock of a data
+    /// directory does not prove the latter: the directory may have been removed while in use.
+    fn is_leftover(&self) -> bool {
+        let (supervisor, started) = self.supervisor;
+        boot_id().is_ok_and(|boot| boot == self.boot)
+            && pid_namespace().is_ok_and(|namespace| namespace == self.namespace)
+            && !sockets::read_process(supervisor)
+                .is_some_and(|it| it.started == started && !it.is_zombie)
+    }
+
+    /// Kills all members, including those started meanwhile, for `END_MAX_WAIT` at most.
+    async fn kill_all(&self) -> Vec<String> {
+        let until = Instant::now() + END_MAX_WAIT;
+        let mut killed = BTreeMap::new();
+        loop {
+            let members = self.living_members();
+            if members.is_empty() {
+                break;
+            }
+            if Instant::now() >= until {
+                tracing::warn!(
+                    processes = ?members,
+                    "processes of an application of a killed `leno up` remain after SIGKILL"
+                );
+                break;
+            }
+            for pid in members {
+                let description = sockets::describe_process(pid);
+                if self.kill_member(pid) {
+                    killed.insert(pid, description);
+                }
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        killed.into_values().collect()
+    }
+
+    /// Returns the live members. The kernel does not reuse the ID of a group while the group has members: if
+    /// another process has it, all members have ended.
+    fn living_members(&self) -> Vec<i32> {
+        let leader = sockets::read_process(self.leader);
+        if leader.is_some_and(|leader| leader.started != self.started) {
+            return Vec::new();
+        }
+        let is_member =
+            |pid: &i32| sockets::read_process(*pid).is_some_and(|it| self.contains(&it));
+        sockets::all_pids().filter(is_member).collect()
+    }
+
+    fn contains(&self, process: &ProcessEntry) -> bool {
+        process.group == self.leader
+            && process.session == self.session
+            && process.started >= self.started
+            && !process.is_zombie
+    }
+
+    /// Kills a member. The pidfd refers to one process: the signal reaches no other after an ID is reused.
+    fn kill_member(&self, pid: i32) -> bool {
+        let handle = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let Some(handle) = handle else { return false };
+        sockets::read_process(pid).is_some_and(|it| self.contains(&it))
+            && pidfd_send_signal(handle, Signal::KILL).is_ok()
+    }
+}
+
+fn boot_id() -> anyhow::Result<String> {
+    let boot = fs::read_to_string(BOOT).with_context(|| format!("cannot read {BOOT}"))?;
+    Ok(boot.trim().to_owned())
+}
+
+fn pid_namespace() -> anyhow::Result<String> {
+    let namespace = fs::read_link(NAMESPACE).with_context(|| format!("cannot read {NAMESPACE}"))?;
+    Ok(namespace.to_string_lossy().into_owned())
+}
+
+fn list_files(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// The directory of the records in the data directory.
+const DIRECTORY: &str = "applications";
+/// The maximum size of a record, which has a few short fields.
+const RECORD_BYTES_MAX: u64 = 4096;
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+const NAMESPACE: &str = "/proc/self/ns/pid";
+/// The time for killed processes to end. The kernel needs no longer, unless a process hangs in a system call.
+const END_MAX_WAIT: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// The interval between two checks of the record of a running application.
+const RECORD_LOOK_EVERY: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// The group of a killed shell, and a process that the shell started.
+    fn start_orphans() -> (ProcessGroup, Child) {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & echo; wait"]).process_group(0).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let mut line = [0; 1];
+        std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let found = sockets::read_process(i32::try_from(shell.id()).unwrap()).unwrap();
+        let ProcessEntry { group, session, started, .. } = found;
+        let (boot, namespace) = (boot_id().unwrap(), pid_namespace().unwrap());
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        let supervisor = (0, 0);
+        (ProcessGroup { boot, namespace, leader: group, started, session, supervisor }, shell)
+    }
+
+    fn write_group(data: &Path, group: &ProcessGroup) -> PathBuf {
+        let path = file_of(data, &"shop/cart-1".parse().unwrap());
+        create_private(path.parent().unwrap()).unwrap();
+        leno_identity::replace_private(&path, &serde_json::to_vec(group).unwrap()).unwrap();
+        path
+    }
+
+    #[tokio::test]
+    async fn leftovers_of_a_killed_leader_are_ended_and_other_groups_are_not() {
+        let data = tempfile::tempdir().unwrap();
+        let (group, _shell) = start_orphans();
+        assert_eq!(group.living_members().len(), 1);
+        let other = |change: &dyn Fn(&mut ProcessGroup)| {
+            let mut other = group.clone();
+            change(&mut other);
+            other
+        };
+        let own = i32::try_from(std::process::id()).unwrap();
+        let own_start = sockets::read_process(own).unwrap().started;
+        for (other, is_kept) in [
+            (other(&|it| it.boot.push('x')), false),
+            (other(&|it| it.namespace.push('x')), true),
+            (other(&|it| it.session += 1), false),
+            (other(&|it| it.supervisor = (own, own_start)), true),
+            // The group starts after its members.
+            (other(&|it| it.started = u64::MAX), false),
+            // The ID belongs to a process with another start time.
+            (other(&|it| (it.leader, it.started) = (own, 1)), false),
+        ] {
+            let path = write_group(data.path(), &other);
+            assert_eq!(end_leftovers(data.path()).await, [""; 0], "{other:?}");
+            assert_eq!(path.exists(), is_kept, "{other:?}");
+            assert_eq!(group.living_members().len(), 1);
+        }
+        write_group(data.path(), &group);
+        let ended = end_leftovers(data.path()).await;
+        assert!(ended.len() == 1 && ended[0].starts_with("sleep (process "), "{ended:?}");
+        assert!(group.living_members().is_empty());
+        assert_eq!(end_leftovers(data.path()).await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_removed_is_written_again() {
+        let above = tempfile::tempdir().unwrap();
+        let data = above.path().join("data");
+        let path = file_of(&data, &"shop/cart-1".parse().unwrap());
+        let mut child = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        write(&path, pid).unwrap();
+        let text = fs::read(&path).unwrap();
+        fs::remove_dir_all(&data).unwrap();
+        let written = async {
+            while !path.exists() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            never = maintain_record(&path, pid) => match never {},
+            () = written => {}
+        }
+        assert_eq!(fs::read(&path).unwrap(), text);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(write(&path, pid).is_err(), "it has ended");
+    }
+}

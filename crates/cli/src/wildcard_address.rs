@@ -1,0 +1,50 @@
+//! Wildcard listen addresses, with or without IPv6.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+/// Returns the wildcard address: of both IP versions, or of IPv4 if there is no IPv6.
+pub(crate) fn wildcard_address() -> IpAddr {
+    match has_v6() {
+        true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    }
+}
+
+/// Parses a listen address. `[::]` is the wildcard address, also on a machine without IPv6.
+pub(crate) fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|_| ADDRESS_AND_PORT.to_owned())?;
+    Ok(for_ip_versions(address, has_v6()))
+}
+
+fn for_ip_versions(address: SocketAddr, has_v6: bool) -> SocketAddr {
+    match address.ip() == Ipv6Addr::UNSPECIFIED && !has_v6 {
+        true => SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())),
+        false => address,
+    }
+}
+
+/// Without IPv6 its loopback address cannot be bound.
+pub(crate) fn has_v6() -> bool {
+    UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+}
+
+/// The hint for text that is not an address with a port.
+pub(crate) const ADDRESS_AND_PORT: &str =
+    "use an address and a port, such as 192.0.2.1:15010 or [::]:15010";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wildcard_address_is_ipv4_without_ipv6() {
+        for (written, without) in
+            [("[::]:80", "0.0.0.0:80"), ("[::1]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
+        {
+            let address: SocketAddr = written.parse().unwrap();
+            assert_eq!(for_ip_versions(address, true), address);
+            assert_eq!(for_ip_versions(address, false).to_string(), without);
+        }
+        assert!(parse_listen_address(":80").unwrap_err().contains("[::]:15010"));
+    }
+}

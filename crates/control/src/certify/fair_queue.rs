@@ -1,0 +1,131 @@
+//! A queue that serves its sources in turn: a flood from one source delays only that source.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use leno_listen::ConnectionSource;
+
+/// Queued items by source address. Bounded per source and in total.
+#[derive(Debug)]
+pub(crate) struct FairQueue<T> {
+    queues: BTreeMap<ConnectionSource, VecDeque<T>>,
+    /// Each source with queued items, once; the next one first.
+    turns: VecDeque<ConnectionSource>,
+    len: usize,
+}
+
+impl<T> FairQueue<T> {
+    /// An empty queue.
+    pub(crate) fn new() -> Self {
+        Self { queues: BTreeMap::new(), turns: VecDeque::new(), len: 0 }
+    }
+
+    /// Adds an item of a source. If there is no room, returns the rejected item: this one, or the newest of the
+    /// source with the longest queue.
+    pub(crate) fn push(&mut self, source: ConnectionSource, item: T) -> Option<T> {
+        let own = self.queues.get(&source).map_or(0, VecDeque::len);
+        if own >= WAITING_PER_SOURCE {
+            return Some(item);
+        }
+        let evicted = match self.len >= WAITING_MAX {
+            false => None,
+            true => match self.longest_queue() {
+                Some((longest, len)) if len > own => self.drop_newest(longest),
+                _ => return Some(item),
+            },
+        };
+        if own == 0 {
+            self.turns.push_back(source);
+        }
+        self.queues.entry(source).or_default().push_back(item);
+        self.len += 1;
+        evicted
+    }
+
+    /// Returns the oldest item of the next source that `may` be served.
+    pub(crate) fn pop(
+        &mut self,
+        may: impl Fn(ConnectionSource) -> bool,
+    ) -> Option<(ConnectionSource, T)> {
+        for _ in 0..self.turns.len() {
+            let source = self.turns.pop_front()?;
+            if !may(source) {
+                self.turns.push_back(source);
+                continue;
+            }
+            let Some(queue) = self.queues.get_mut(&source) else { continue };
+            let item = queue.pop_front();
+            match queue.is_empty() {
+                true => drop(self.queues.remove(&source)),
+                false => self.turns.push_back(source),
+            }
+            if let Some(item) = item {
+                self.len -= 1;
+                return Some((source, item));
+            }
+        }
+        None
+    }
+
+    fn longest_queue(&self) -> Option<(ConnectionSource, usize)> {
+        let lengths = self.queues.iter().map(|(source, queue)| (*source, queue.len()));
+        lengths.max_by_key(|(_, len)| *len)
+    }
+
+    fn drop_newest(&mut self, source: ConnectionSource) -> Option<T> {
+        let queue = self.queues.get_mut(&source)?;
+        let item = queue.pop_back()?;
+        self.len -= 1;
+        if queue.is_empty() {
+            self.queues.remove(&source);
+            self.turns.retain(|turn| *turn != source);
+        }
+        Some(item)
+    }
+}
+
+/// Maximum queued items per source; further joins must retry.
+const WAITING_PER_SOURCE: usize = 128;
+
+/// Maximum queued items in total.
+const WAITING_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    fn source(last: u8) -> ConnectionSource {
+        ConnectionSource::from(IpAddr::from([10, 0, 0, last]))
+    }
+
+    #[test]
+    fn sources_are_served_in_turn() {
+        let mut queue = FairQueue::new();
+        for item in 0..100 {
+            assert_eq!(queue.push(source(1), item), None);
+        }
+        assert_eq!(queue.push(source(2), 1000), None);
+        assert_eq!(queue.push(source(2), 1001), None);
+        let served: Vec<i32> = (0..5).filter_map(|_| Some(queue.pop(|_| true)?.1)).collect();
+        assert_eq!(served, [0, 1000, 1, 1001, 2]);
+        assert_eq!(queue.pop(|it| it == source(2)), None, "the only one that may has nothing");
+        assert_eq!(queue.pop(|_| true), Some((source(1), 3)));
+    }
+
+    #[test]
+    fn a_full_queue_has_room_for_a_source_with_less() {
+        let mut queue = FairQueue::new();
+        for last in 0..u8::try_from(WAITING_MAX / WAITING_PER_SOURCE).unwrap() {
+            for item in 0..WAITING_PER_SOURCE {
+                assert_eq!(queue.push(source(last), item), None);
+            }
+            assert_eq!(queue.push(source(last), 0), Some(0), "a source has its share");
+        }
+        assert_eq!(queue.push(source(250), 7), Some(WAITING_PER_SOURCE - 1));
+        assert_eq!(queue.len, WAITING_MAX);
+        let served: Vec<_> = std::iter::from_fn(|| queue.pop(|_| true)).collect();
+        assert!(served.contains(&(source(250), 7)));
+        assert_eq!((queue.len, queue.turns.len(), queue.queues.len()), (0, 0, 0));
+    }
+}

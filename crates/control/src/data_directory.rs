@@ -1,0 +1,127 @@
+//! The state of the data directory: a test write, and the number of dropped log lines.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use leno_identity::check_private_directory;
+use leno_telemetry::{DroppedLines, lines_dropped};
+
+use crate::status::DirectoryStatus;
+
+/// The data directory, for the admin socket and the page.
+#[derive(Debug)]
+pub(crate) struct DataDirectory {
+    path: PathBuf,
+    /// Recently dropped log lines.
+    log_lines_dropped: AtomicU64,
+    authority_problem: Mutex<Option<String>>,
+}
+
+impl DataDirectory {
+    pub(crate) fn new(path: PathBuf) -> Arc<Self> {
+        Arc::new(Self {
+            path,
+            log_lines_dropped: AtomicU64::new(0),
+            authority_problem: Mutex::default(),
+        })
+    }
+
+    /// Reads the counter of dropped log lines periodically, for the lifetime of the control plane.
+    pub(crate) async fn watch_log(&self) {
+        let mut lines = DroppedLines::default();
+        loop {
+            let lately = lines.read(lines_dropped(), Instant::now());
+            self.log_lines_dropped.store(lately, Ordering::Relaxed);
+            tokio::time::sleep(LOG_LOOK_PERIOD).await;
+        }
+    }
+
+    /// Records the error of the authority's files; returns true if it differs from the previous one.
+    pub(crate) fn note_authority(&self, problem: Option<String>) -> bool {
+        let mut recorded_change =
+            self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = *recorded_change != problem;
+        *recorded_change = problem;
+        is_new
+    }
+
+    /// Returns the result of a test write; `None` while the process ends.
+    pub(crate) async fn directory_status(&self) -> Option<DirectoryStatus> {
+        let path = self.path.clone();
+        let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
+        let authority_problem = self.authority_problem.lock();
+        let authority_problem = authority_problem.unwrap_or_else(PoisonError::into_inner).clone();
+        let tested = tokio::task::spawn_blocking(move || {
+            let problem = write_error(&path);
+            let directory = path.display().to_string();
+            DirectoryStatus { directory, problem, authority_problem, log_lines_dropped }
+        });
+        tested.await.ok()
+    }
+}
+
+/// Returns the error of a small write to the directory, if it fails. Nothing is written to a directory that
+/// another user controls.
+fn write_error(directory: &Path) -> Option<String> {
+    if let Err(error) = check_private_directory(directory) {
+        return Some(error.to_string());
+    }
+    let path = draft_path(directory);
+    let written = write(&path);
+    let removed = std::fs::remove_file(&path);
+    let absent = removed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let removed = if absent { Ok(()) } else { removed };
+    written.and(removed).err().map(|error| error.to_string())
+}
+
+/// More bytes than file systems store within an inode.
+fn write(path: &Path) -> io::Result<()> {
+    let mut file = std::fs::File::options().write(true).create_new(true).open(path)?;
+    file.write_all(&[0; TEST_BYTES])
+}
+
+/// Returns a file name that is unique in the directory.
+fn draft_path(directory: &Path) -> PathBuf {
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    directory.join(format!(".write-test-{}-{number}", std::process::id()))
+}
+
+/// The interval of reading the counter of dropped log lines.
+const LOG_LOOK_PERIOD: Duration = Duration::from_secs(2);
+
+static WRITES: AtomicU64 = AtomicU64::new(0);
+/// The size of a block.
+const TEST_BYTES: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_takes_no_file_is_a_problem_and_nothing_stays_behind() {
+        let scratch = tempfile::tempdir().unwrap();
+        assert_eq!(write_error(scratch.path()), None);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+        assert!(write_error(&scratch.path().join("absent")).is_some());
+    }
+
+    #[test]
+    fn nothing_is_written_to_a_directory_that_another_user_controls() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        for (mode, is_private) in [(0o777, false), (0o720, false), (0o755, true)] {
+            std::fs::set_permissions(scratch.path(), Permissions::from_mode(mode)).unwrap();
+            directory.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+            assert_eq!(write_error(scratch.path()).is_none(), is_private, "{mode:o}");
+            let modified = directory.metadata().unwrap().modified().unwrap();
+            assert_eq!(modified != SystemTime::UNIX_EPOCH, is_private, "{mode:o}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Dry runs of requests on the current mesh, for the page and `leno explain`.
+//!
+//! The program supplies the decision code; the control plane only provides its objects.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use leno_model::Object;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use crate::http_server::decode_percent;
+
+/// Explains requests on the objects in force.
+#[derive(Clone)]
+pub struct Explainer(Arc<ExplainFn>);
+
+type ExplainFn = dyn Fn(&[Object], &ExplainRequest) -> Result<Explanation, String> + Send + Sync;
+
+/// The explanation of a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// Text for people, line by line; the last line is the verdict.
+    pub text: String,
+    /// The same as JSON.
+    pub decision: Value,
+}
+
+/// A request to explain, not validated yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainRequest {
+    /// The client workload, or an account.
+    pub from: String,
+    /// The requested URL.
+    pub url: String,
+    /// Its method.
+    pub method: String,
+    /// Its headers, each as `NAME: VALUE`.
+    pub headers: Vec<String>,
+}
+
+impl Explainer {
+    /// Creates an explainer from a function that returns the explanation, or the problem with the request.
+    pub fn new(
+        explain: impl Fn(&[Object], &ExplainRequest) -> Result<Explanation, String>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self(Arc::new(explain))
+    }
+}
+
+/// Runs explanations: one at a time, even if its client has disconnected.
+#[derive(Debug, Clone)]
+pub(crate) struct ExplainRunner {
+    explainer: Option<Explainer>,
+    turns: Arc<Semaphore>,
+}
+
+impl ExplainRunner {
+    /// Without an explainer, explanations are unavailable.
+    pub(crate) fn with_explainer(explainer: Option<Explainer>) -> Self {
+        Self { explainer, turns: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Explains the request of a query, on the objects in force when its turn comes; on error, returns the
+    /// status and the problem.
+    pub(crate) async fn explain_query(
+        &self,
+        query: &str,
+        objects: impl Future<Output = Option<Vec<Object>>>,
+    ) -> Result<Explanation, (StatusCode, String)> {
+        let rejected = |reason| (StatusCode::BAD_REQUEST, reason);
+        let stopping = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING.to_owned());
+        let Some(explainer) = self.explainer.clone() else {
+            return Err((StatusCode::NOT_FOUND, UNABLE.to_owned()));
+        };
+        let asked = ExplainRequest::parse(query).map_err(rejected)?;
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| stopping())?;
+        let objects = objects.await.ok_or_else(stopping)?;
+        // It compiles the whole mesh, so it runs on a blocking thread.
+        let explained = move || {
+            let explained = (explainer.0)(&objects, &asked);
+            drop(turn);
+            explained
+        };
+        let explained = tokio::task::spawn_blocking(explained).await;
+        explained.map_err(|_| stopping())?.map_err(rejected)
+    }
+}
+
+#[cfg(test)]
+impl ExplainRunner {
+    /// True if no explanation is running.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.turns.available_permits() > 0
+    }
+
+    /// Waits until no explanation is running.
+    pub(crate) async fn wait_until_idle(&self) {
+        drop(self.turns.acquire().await.unwrap());
+    }
+}
+
+impl fmt::Debug for Explainer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Explainer")
+    }
+}
+
+impl ExplainRequest {
+    /// Parses `from=…&url=…&method=…&header=…`, percent-encoded; unknown parameters are rejected.
+    pub(crate) fn parse(query: &str) -> Result<Self, String> {
+        let method = "GET".to_owned();
+        let mut asked =
+            Self { from: String::new(), url: String::new(), method, headers: Vec::new() };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value =
+                decode_percent(value).ok_or_else(|| format!("`{name}` is not percent-encoded"))?;
+            match name {
+                "from" => asked.from = value,
+                "url" => asked.url = value,
+                "method" => asked.method = value,
+                "header" if asked.headers.len() < HEADERS_MAX => asked.headers.push(value),
+                "header" => return Err(format!("there are more than {HEADERS_MAX} headers")),
+                _ => return Err(format!("`{name}` is unknown: use from, url, method, header")),
+            }
+        }
+        Ok(asked)
+    }
+}
+
+const UNABLE: &str = "this control plane does not explain requests\n";
+const STOPPING: &str = "the control plane is shutting down\n";
+
+/// Maximum headers: more than people type.
+const HEADERS_MAX: usize = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_read_from_a_query() {
+        let asked = ExplainRequest::parse(
+            "from=a%2Fb-1&url=http%3A%2F%2Fx%2F%3Fq%3D%C3%A9&header=a%3A%20b",
+        );
+        let expected = ExplainRequest {
+            from: "a/b-1".to_owned(),
+            url: "http://x/?q=é".to_owned(),
+            method: "GET".to_owned(),
+            headers: vec!["a: b".to_owned()],
+        };
+        assert_eq!(asked, Ok(expected));
+        for bad in ["from=%", "from=%2", "from=%zz", "from=%+1", "from=%ff", "to=a"] {
+            assert!(ExplainRequest::parse(bad).is_err(), "{bad}");
+        }
+        assert!(ExplainRequest::parse(&"header=a&".repeat(HEADERS_MAX + 1)).is_err());
+    }
+}

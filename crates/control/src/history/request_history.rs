@@ -1,0 +1,171 @@
+//! Traffic of one service, route or edge over the last hour.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use leno_model::Reason;
+use leno_telemetry::bucket_duration;
+
+use super::step_ring::{RequestBatch, StepRing};
+use crate::status::{PlotStatus, RECENT_STEPS, RateStatus};
+
+/// Traffic of one service, route or edge.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestHistory {
+    /// The start of the period of its first requests.
+    since: Duration,
+    /// The time of its last requests.
+    pub(super) last: Duration,
+    fine: StepRing,
+    coarse: StepRing,
+    requests: u64,
+    failed: u64,
+    /// Totals by reason.
+    reasons: Reasons,
+    /// Reasons of the recent fine steps, each with its step number, the oldest first.
+    recent: VecDeque<(u64, Reasons)>,
+}
+
+/// The number of requests by reason; the list of reasons is closed.
+type Reasons = BTreeMap<&'static str, u64>;
+
+impl RequestHistory {
+    pub(super) fn new(since: Duration) -> Self {
+        Self {
+            since,
+            last: since,
+            fine: StepRing::new(FINE_STEP, FINE_STEPS, RECENT_STEPS),
+            coarse: StepRing::new(COARSE_STEP, COARSE_STEPS, 1),
+            requests: 0,
+            failed: 0,
+            reasons: Reasons::new(),
+            recent: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        at: Duration,
+        batch: &RequestBatch,
+        reasons: &[(Option<Reason>, u64)],
+    ) {
+        self.last = self.last.max(at);
+        self.fine.add(at, batch);
+        self.coarse.add(at, batch);
+        self.requests = self.requests.saturating_add(batch.requests);
+        self.failed = self.failed.saturating_add(batch.failed);
+        count_reasons(&mut self.reasons, reasons);
+        if reasons.is_empty() {
+            return;
+        }
+        // Time is monotonic, so the newest is the last.
+        let step = step_number(at);
+        if self.recent.back().is_none_or(|(newest, _)| *newest < step) {
+            if self.recent.len() == RECENT_STEPS {
+                self.recent.pop_front();
+            }
+            self.recent.push_back((step, Reasons::new()));
+        }
+        if let Some((_, newest)) = self.recent.back_mut() {
+            count_reasons(newest, reasons);
+        }
+    }
+
+    /// Returns the current rates: over the last half minute, or the track's age if shorter.
+    pub(super) fn current_rates(&self, at: Duration) -> RateStatus {
+        let recent = self.fine.recent(at);
+        let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
+        let seconds = window.as_secs_f64().max(WINDOW_SECONDS_MIN);
+        let steps = self.fine.steps(at);
+        let share = |part: u64| part as f64 / recent.requests as f64;
+        RateStatus {
+            per_second: round_rate(recent.requests as f64 / seconds),
+            success: (recent.requests > 0)
+                .then(|| share(recent.requests.saturating_sub(recent.failed))),
+            p50_ms: recent.durations.quantile(0.50).map(bucket_milliseconds),
+            p99_ms: recent.durations.quantile(0.99).map(bucket_milliseconds),
+            requests: self.requests,
+            failed: self.failed,
+            recent: steps
+                .iter()
+                .skip(FINE_STEPS - REPORTED_STEPS)
+                .map(|step| step.requests)
+                .collect(),
+        }
+    }
+
+    /// The number of requests behind [`RequestHistory::rates`].
+    pub(super) fn recent_requests(&self, at: Duration) -> u64 {
+        self.fine.recent(at).requests
+    }
+
+    /// The plots of the last minutes and of the last hour.
+    pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
+        [&self.fine, &self.coarse].map(|ring| plot_ring(ring, at)).into()
+    }
+
+    pub(super) fn reason_counts(&self) -> BTreeMap<String, u64> {
+        self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
+    }
+
+    /// Returns the reasons in the period of [`RequestHistory::rates`].
+    pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
+        let mut sums = BTreeMap::new();
+        let oldest = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
+        for (_, reasons) in self.recent.iter().filter(|(step, _)| *step >= oldest) {
+            for (reason, count) in reasons {
+                let sum: &mut u64 = sums.entry((*reason).to_owned()).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+        }
+        sums
+    }
+}
+
+fn count_reasons(sums: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
+    for (reason, count) in reasons {
+        let label = reason.map_or(UNKNOWN_REASON, Reason::label);
+        let sum = sums.entry(label).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+}
+
+pub(super) fn step_number(at: Duration) -> u64 {
+    at.as_secs() / FINE_STEP.as_secs()
+}
+
+fn plot_ring(ring: &StepRing, at: Duration) -> PlotStatus {
+    let steps = ring.steps(at);
+    PlotStatus {
+        step_seconds: ring.step_length().as_secs(),
+        requests: steps.iter().map(|step| step.requests).collect(),
+        failed: steps.iter().map(|step| step.failed).collect(),
+        p50_ms: steps.iter().map(|step| step.p50.map(bucket_milliseconds)).collect(),
+        p99_ms: steps.iter().map(|step| step.p99.map(bucket_milliseconds)).collect(),
+    }
+}
+
+fn bucket_milliseconds(bucket: u8) -> f64 {
+    (bucket_duration(bucket).as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn round_rate(rate: f64) -> f64 {
+    (rate * 1e3).round() / 1e3
+}
+
+/// Fine steps show current events,
+const FINE_STEP: Duration = Duration::from_secs(10);
+/// for six minutes;
+const FINE_STEPS: usize = 36;
+/// coarse steps cover an hour.
+const COARSE_STEP: Duration = Duration::from_secs(60);
+const COARSE_STEPS: usize = 60;
+/// The number of fine steps reported with the rates: three minutes.
+const REPORTED_STEPS: usize = 18;
+/// The time that the rings cover.
+pub(super) const REACH: Duration = Duration::from_secs(3600);
+/// The shortest period for a rate.
+const WINDOW_SECONDS_MIN: f64 = 1.0;
+
+/// Stands for reasons that only newer sidecars have.
+const UNKNOWN_REASON: &str = "other";

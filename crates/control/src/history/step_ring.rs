@@ -1,0 +1,196 @@
+//! Ring buffers of traffic per time step, in a fixed number of bytes.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use leno_telemetry::SparseHistogram;
+
+/// Requests that were completed in one report, or in one time step.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct RequestBatch {
+    pub(crate) requests: u64,
+    pub(crate) failed: u64,
+    pub(crate) durations: SparseHistogram,
+}
+
+/// Totals of one step: 12 bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct StepTotals {
+    pub(crate) requests: u32,
+    pub(crate) failed: u32,
+    /// Histogram bucket indices.
+    pub(crate) p50: Option<u8>,
+    pub(crate) p99: Option<u8>,
+}
+
+/// The most recent steps of equal length. The newest few keep their full histograms, so that they can be
+/// updated and summed. Time is an argument, and monotonic.
+#[derive(Debug, Clone)]
+pub(crate) struct StepRing {
+    step: Duration,
+    capacity: usize,
+    open_max: usize,
+    /// The number of the newest step since time zero; meaningful only if there is one.
+    newest: u64,
+    /// Newest first.
+    steps: VecDeque<StepTotals>,
+    /// Histograms of the newest steps, in the same order.
+    open: VecDeque<SparseHistogram>,
+}
+
+impl StepRing {
+    /// Creates a ring of `capacity` steps, of which the newest `open_max` can be summed.
+    pub(crate) fn new(step: Duration, capacity: usize, open_max: usize) -> Self {
+        let steps = VecDeque::with_capacity(capacity);
+        Self { step, capacity, open_max, newest: 0, steps, open: VecDeque::new() }
+    }
+
+    /// Adds requests that were completed at `at`, or shortly before.
+    pub(crate) fn add(&mut self, at: Duration, batch: &RequestBatch) {
+        self.advance(self.step_number(at));
+        let (Some(step), Some(open)) = (self.steps.front_mut(), self.open.front_mut()) else {
+            return;
+        };
+        let add = |sum: u32, more: u64| sum.saturating_add(u32::try_from(more).unwrap_or(u32::MAX));
+        step.requests = add(step.requests, batch.requests);
+        step.failed = add(step.failed, batch.failed);
+        open.merge(&batch.durations);
+        (step.p50, step.p99) = (open.quantile(0.50), open.quantile(0.99));
+    }
+
+    /// Returns the sum of the newest `open_max` steps up to `at`, including its current step.
+    pub(crate) fn recent(&self, at: Duration) -> RequestBatch {
+        let mut sum = RequestBatch::default();
+        let passed = self.passed_steps(at).unwrap_or(self.open_max);
+        let kept = self.open_max.saturating_sub(passed);
+        for (step, durations) in self.steps.iter().zip(&self.open).take(kept) {
+            sum.requests += u64::from(step.requests);
+            sum.failed += u64::from(step.failed);
+            sum.durations.merge(durations);
+        }
+        sum
+    }
+
+    /// Returns the start of the oldest step that [`StepRing::recent`] sums.
+    pub(crate) fn recent_since(&self, at: Duration) -> Duration {
+        let back = u64::try_from(self.open_max.saturating_sub(1)).unwrap_or(0);
+        let first = self.step_number(at).saturating_sub(back);
+        self.step.saturating_mul(u32::try_from(first).unwrap_or(u32::MAX))
+    }
+
+    /// Returns all `capacity` steps, the oldest first and the step of `at` last.
+    pub(crate) fn steps(&self, at: Duration) -> Vec<StepTotals> {
+        let passed = self.passed_steps(at).unwrap_or(self.capacity).min(self.capacity);
+        let kept = self.steps.iter().take(self.capacity - passed);
+        let mut steps = vec![StepTotals::default(); passed];
+        steps.extend(kept);
+        steps.resize(self.capacity, StepTotals::default());
+        steps.reverse();
+        steps
+    }
+
+    /// Returns the step length.
+    pub(crate) fn step_length(&self) -> Duration {
+        self.step
+    }
+
+    fn step_number(&self, at: Duration) -> u64 {
+        u64::try_from(at.as_nanos() / self.step.as_nanos().max(1)).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the number of steps that began after the newest one; `None` if the ring is empty.
+    fn passed_steps(&self, at: Duration) -> Option<usize> {
+        let passed = self.step_number(at).saturating_sub(self.newest);
+        (!self.steps.is_empty()).then(|| usize::try_from(passed).unwrap_or(usize::MAX))
+    }
+
+    /// Makes the step with this number the newest.
+    fn advance(&mut self, number: u64) {
+        let new = match self.steps.is_empty() {
+            true => 1,
+            false => number.saturating_sub(self.newest),
+        };
+        self.newest = self.newest.max(number);
+        let new = usize::try_from(new).unwrap_or(usize::MAX).min(self.capacity);
+        for _ in 0..new {
+            self.steps.truncate(self.capacity - 1);
+            self.steps.push_front(StepTotals::default());
+            self.open.truncate(self.open_max - 1);
+            self.open.push_front(SparseHistogram::default());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make_batch(requests: u64, failed: u64, bucket: u8) -> RequestBatch {
+        RequestBatch { requests, failed, durations: [(bucket, requests)].into_iter().collect() }
+    }
+
+    fn step_counts(ring: &StepRing, at: u64) -> Vec<u32> {
+        ring.steps(Duration::from_secs(at)).iter().map(|step| step.requests).collect()
+    }
+
+    fn small_ring() -> StepRing {
+        StepRing::new(Duration::from_secs(10), 5, 2)
+    }
+
+    #[test]
+    fn steps_move_on_with_time_and_the_oldest_are_forgotten() {
+        let mut ring = small_ring();
+        assert_eq!(step_counts(&ring, 0), [0; 5]);
+        for at in [3, 9, 12, 38] {
+            ring.add(Duration::from_secs(at), &make_batch(at, 0, 1));
+        }
+        assert_eq!(step_counts(&ring, 38), [0, 12, 12, 0, 38]);
+        assert_eq!(step_counts(&ring, 59), [12, 0, 38, 0, 0]);
+        assert_eq!(step_counts(&ring, 1_000_000), [0; 5]);
+        ring.add(Duration::from_secs(1_000_000), &make_batch(7, 1, 1));
+        assert_eq!(step_counts(&ring, 1_000_009), [0, 0, 0, 0, 7]);
+        assert_eq!((ring.steps.len(), ring.open.len()), (5, 2));
+    }
+
+    #[test]
+    fn what_is_recent_is_summed_with_its_durations() {
+        let mut ring = small_ring();
+        ring.add(Duration::from_secs(5), &make_batch(100, 100, 9));
+        ring.add(Duration::from_secs(15), &make_batch(98, 3, 10));
+        ring.add(Duration::from_secs(25), &make_batch(2, 1, 200));
+        let recent = ring.recent(Duration::from_secs(29));
+        assert_eq!((recent.requests, recent.failed), (100, 4));
+        assert_eq!(
+            (recent.durations.quantile(0.5), recent.durations.quantile(0.99)),
+            (Some(10), Some(200))
+        );
+        assert_eq!(ring.recent_since(Duration::from_secs(29)), Duration::from_secs(10));
+        assert_eq!(ring.recent(Duration::from_secs(30)).requests, 2);
+        assert_eq!(ring.recent(Duration::from_secs(40)), RequestBatch::default());
+    }
+
+    #[test]
+    fn each_step_has_its_own_quantiles() {
+        let mut ring = small_ring();
+        ring.add(Duration::from_secs(1), &make_batch(10, 0, 20));
+        ring.add(Duration::from_secs(11), &make_batch(10, 0, 40));
+        ring.add(Duration::from_secs(12), &make_batch(1, 0, 90));
+        let steps = ring.steps(Duration::from_secs(12));
+        assert_eq!((steps[3].p50, steps[3].p99), (Some(20), Some(20)));
+        assert_eq!((steps[4].p50, steps[4].p99), (Some(40), Some(90)));
+        assert_eq!(steps[0], StepTotals::default());
+    }
+
+    #[test]
+    fn a_report_that_is_late_counts_as_the_newest_step() {
+        let mut ring = small_ring();
+        ring.add(Duration::from_secs(25), &make_batch(1, 0, 0));
+        ring.add(Duration::from_secs(12), &make_batch(2, 0, 0));
+        assert_eq!(step_counts(&ring, 25), [0, 0, 0, 0, 3]);
+    }
+
+    #[test]
+    fn a_step_has_twelve_bytes() {
+        assert_eq!(size_of::<StepTotals>(), 12);
+    }
+}

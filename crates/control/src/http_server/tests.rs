@@ -1,0 +1,136 @@
+//! The shutdown of a server, as its clients see it.
+
+use http_body_util::Either;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+
+/// Responds to `/` when released, and to `/endless` with a body without an end.
+struct Slow {
+    arrived: Notify,
+    released: Semaphore,
+}
+
+struct Endless;
+
+impl Body for Endless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+}
+
+impl RequestHandler for Slow {
+    type Body = Either<Full<Bytes>, Endless>;
+
+    const SERVER: &'static str = "test";
+
+    const LIFE_MAX: Option<Duration> = None;
+
+    async fn handle_request(
+        &self,
+        request: Request<Incoming>,
+        _: ConnectionSource,
+    ) -> Response<Self::Body> {
+        self.arrived.notify_one();
+        if request.uri().path() == "/endless" {
+            return Response::new(Either::Right(Endless));
+        }
+        self.released.acquire().await.unwrap().forget();
+        text_response(StatusCode::OK, "done\n".to_owned()).map(Either::Left)
+    }
+}
+
+struct Served {
+    slow: Arc<Slow>,
+    stop: watch::Sender<bool>,
+    client: TcpStream,
+    tasks: JoinSet<()>,
+}
+
+impl Served {
+    /// Starts a server, and connects to it.
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let slow = Arc::new(Slow { arrived: Notify::new(), released: Semaphore::new(0) });
+        let stop = watch::Sender::new(false);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve_all(listener, 8, Arc::clone(&slow), stop.subscribe()));
+        let client = TcpStream::connect(address).await.unwrap();
+        Self { slow, stop, client, tasks }
+    }
+
+    async fn send_get(&mut self, path: &str) {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        self.client.write_all(request.as_bytes()).await.unwrap();
+    }
+
+    /// Reads to the end of the connection; then the server has ended as well.
+    async fn read_to_end(mut self) -> String {
+        let mut response = String::new();
+        self.client.read_to_string(&mut response).await.unwrap();
+        assert!(self.tasks.join_next().await.unwrap().is_ok());
+        response
+    }
+
+    /// Waits until the port has no listener.
+    async fn wait_until_closed(&self) {
+        let address = self.client.peer_addr().unwrap();
+        while TcpStream::connect(address).await.is_ok() {}
+    }
+}
+
+#[tokio::test]
+async fn a_response_in_progress_at_the_stop_is_completed() {
+    let mut served = Served::start().await;
+    served.send_get("/").await;
+    served.slow.arrived.notified().await;
+    served.stop.send_replace(true);
+    served.wait_until_closed().await;
+    served.slow.released.add_permits(1);
+    let response = served.read_to_end().await;
+    assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("done\n"), "{response}");
+    assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
+    let mut served = Served::start().await;
+    served.stop.send_replace(true);
+    served.send_get("/").await;
+    served.slow.arrived.notified().await;
+    served.wait_until_closed().await;
+    served.slow.released.add_permits(1);
+    let response = served.read_to_end().await;
+    assert!(response.ends_with("done\n"), "{response}");
+}
+
+#[tokio::test]
+async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
+    let mut served = Served::start().await;
+    served.slow.released.add_permits(1);
+    served.send_get("/").await;
+    served.slow.arrived.notified().await;
+    served.client.readable().await.unwrap();
+    served.stop.send_replace(true);
+    let response = tokio::time::timeout(LAST_MAX, served.read_to_end()).await.unwrap();
+    assert!(response.ends_with("done\n"), "{response}");
+}
+
+#[tokio::test]
+async fn a_response_without_an_end_is_ended_in_order_at_the_stop() {
+    let mut served = Served::start().await;
+    served.send_get("/endless").await;
+    served.slow.arrived.notified().await;
+    served.stop.send_replace(true);
+    let response = served.read_to_end().await;
+    assert!(response.ends_with("\r\n0\r\n\r\n"), "{response}");
+}

@@ -1,0 +1,182 @@
+//! The control plane's own credential: signed by its own authority, and renewed.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use leno_discovery::{ALPN, JOIN_ALPN, PEER_ALPN};
+use leno_identity::{
+    Authority, AuthorityError, CertificateRequest, CertificateSubject, Credential, CredentialError,
+    PrivateKey, RequestError, TlsError, client_config, control_id, join_server_config,
+};
+use rustls::{ClientConfig, ServerConfig};
+use tokio::sync::watch;
+
+use crate::authority::AuthorityReceiver;
+
+/// The listener's TLS configuration, and its renewal.
+#[derive(Debug)]
+pub(crate) struct ServerCredential {
+    authority: AuthorityReceiver,
+    lifetime: Duration,
+    credential: Credential,
+    configs: watch::Sender<Arc<ServerConfig>>,
+    /// The configuration for connections to other control planes.
+    dialing: watch::Sender<Arc<ClientConfig>>,
+    /// True if the authority has changed since the credential was issued.
+    is_stale: bool,
+}
+
+impl ServerCredential {
+    /// Issues the first credential. Its key is never on disk: it lives as long as this process.
+    pub(crate) fn new(
+        authority: AuthorityReceiver,
+        lifetime: Duration,
+        now: SystemTime,
+    ) -> Result<Self, ServerCredentialError> {
+        let credential = issue_credential(&authority.borrow(), lifetime, now)?;
+        let (accepting, dialing) = tls_configs(&credential)?;
+        Ok(Self {
+            authority,
+            lifetime,
+            credential,
+            configs: watch::Sender::new(accepting),
+            dialing: watch::Sender::new(dialing),
+            is_stale: false,
+        })
+    }
+
+    /// Returns the configuration for new connections to other control planes.
+    pub(crate) fn watch_client_config(&self) -> watch::Receiver<Arc<ClientConfig>> {
+        self.dialing.subscribe()
+    }
+
+    /// Returns the configuration for new connections; open ones keep theirs.
+    pub(crate) fn watch_server_config(&self) -> watch::Receiver<Arc<ServerConfig>> {
+        self.configs.subscribe()
+    }
+
+    /// Renews the credential at half of its lifetime, while there is a receiver.
+    pub(crate) async fn keep_fresh(mut self) {
+        let mut wait = self.next_check(SystemTime::now());
+        let mut authority = self.authority.clone();
+        loop {
+            tokio::select! {
+                () = self.configs.closed() => return,
+                // The sender lives as long as the process, or is absent because the authority never changes.
+                Ok(()) = authority.changed() => self.is_stale = true,
+                () = tokio::time::sleep(wait) => {}
+            }
+            let now = SystemTime::now();
+            wait = match self.next_check(now) {
+                later if !self.is_stale && !later.is_zero() => later,
+                _ => self.renew_credential(now),
+            };
+        }
+    }
+
+    fn renew_credential(&mut self, now: SystemTime) -> Duration {
+        let renewed =
+            issue_credential(&self.authority.borrow(), self.lifetime, now).and_then(|credential| {
+                let configs = tls_configs(&credential)?;
+                Ok((credential, configs))
+            });
+        match renewed {
+            Ok((credential, (accepting, dialing))) => {
+                self.credential = credential;
+                self.is_stale = false;
+                self.configs.send_replace(accepting);
+                self.dialing.send_replace(dialing);
+                self.next_check(now).max(RETRY)
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot renew the control plane's own certificate");
+                RETRY
+            }
+        }
+    }
+
+    /// Returns the time until the next check; bounded, so that a machine that was suspended is not late by
+    /// much.
+    fn next_check(&self, now: SystemTime) -> Duration {
+        let due = self.credential.renew_at(HALF_LIFE);
+        due.duration_since(now).unwrap_or_default().min(LOOK_EVERY)
+    }
+}
+
+/// The reason why the control plane has no credential.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerCredentialError {
+    /// The authority does not sign it.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// Its own request is rejected: a defect of this program.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The signed certificate is unusable.
+    #[error(transparent)]
+    Credential(#[from] CredentialError),
+    /// TLS cannot be configured with it.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// Returns the TLS configurations for the listener and for connections to other control planes.
+fn tls_configs(
+    credential: &Credential,
+) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), ServerCredentialError> {
+    let accepting = join_server_config(credential, &[ALPN, JOIN_ALPN, PEER_ALPN])?;
+    let dialing = client_config(credential, credential.id(), &[PEER_ALPN])?;
+    Ok((accepting, dialing))
+}
+
+fn issue_credential(
+    authority: &Authority,
+    lifetime: Duration,
+    now: SystemTime,
+) -> Result<Credential, ServerCredentialError> {
+    let key = PrivateKey::generate();
+    let request = CertificateRequest::from_der(&key.certificate_request())?;
+    let id = control_id(authority.trust_domain());
+    let subject = CertificateSubject { id: &id, workload: None, instance: None };
+    let issued = authority.sign(&request, subject, lifetime, now)?;
+    Ok(Credential::new(key, issued)?)
+}
+
+/// Exactly half: a single control plane needs no jitter.
+const HALF_LIFE: u64 = u64::MAX / 2;
+
+/// The interval of renewal attempts.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// The longest sleep between clock checks.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use leno_model::TrustDomain;
+
+    use super::*;
+
+    #[test]
+    fn a_renewed_credential_serves_new_connections() {
+        let data = tempfile::tempdir().unwrap();
+        let domain = TrustDomain::new("cluster.local").unwrap();
+        let now = SystemTime::now();
+        let authority = Authority::open_or_create(data.path(), &domain, now).unwrap();
+        let lifetime = Duration::from_secs(3600);
+        let mut serving = {
+            let authority = watch::Sender::new(Arc::new(authority)).subscribe();
+            ServerCredential::new(authority, lifetime, now).unwrap()
+        };
+        let configs = serving.watch_server_config();
+        assert_eq!(serving.next_check(now), LOOK_EVERY);
+        let half = now + lifetime / 2 + Duration::from_secs(10);
+        assert_eq!(serving.next_check(half), Duration::ZERO);
+        let before = serving.credential.not_after();
+        serving.renew_credential(half);
+        assert!(configs.has_changed().unwrap());
+        assert!(serving.credential.not_after() > before);
+        assert_eq!(serving.credential.id(), &control_id(&domain));
+        assert_eq!(serving.credential.workload(), None);
+    }
+}

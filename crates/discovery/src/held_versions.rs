@@ -1,0 +1,143 @@
+//! The resource versions that a proxy holds, with endpoints grouped by service.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use leno_model::{Endpoint, EndpointId, ServiceConfig, ServiceName, Snapshot, WorkloadName};
+
+use crate::key::{ResourceKey, ResourceVersion};
+
+/// The versions of the resources that a proxy holds. Both ends keep a copy, and the copies must agree.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HeldVersions {
+    pub(crate) config: Option<ResourceVersion>,
+    pub(crate) services: BTreeMap<ServiceName, HeldService>,
+    pub(crate) addresses: BTreeMap<IpAddr, ResourceVersion>,
+    pub(crate) names: BTreeMap<ServiceName, ResourceVersion>,
+}
+
+/// The held versions of one service and its endpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HeldService {
+    /// `None` only for endpoints of a service that the proxy does not hold, which should not occur.
+    pub(crate) version: Option<ResourceVersion>,
+    pub(crate) endpoints: BTreeMap<(u16, WorkloadName), ResourceVersion>,
+}
+
+impl HeldVersions {
+    pub(crate) fn version(&self, key: &ResourceKey) -> Option<ResourceVersion> {
+        match key {
+            ResourceKey::Workload => self.config,
+            ResourceKey::Service(name) => self.services.get(name)?.version,
+            ResourceKey::Address(address) => self.addresses.get(address).copied(),
+            ResourceKey::Name(name) => self.names.get(name).copied(),
+            ResourceKey::Endpoint(id) => {
+                let place = (id.port, id.workload.clone());
+                self.services.get(&id.service)?.endpoints.get(&place).copied()
+            }
+        }
+    }
+
+    pub(crate) fn insert(&mut self, key: ResourceKey, version: ResourceVersion) {
+        match key {
+            ResourceKey::Workload => self.config = Some(version),
+            ResourceKey::Service(name) => {
+                self.services.entry(name).or_default().version = Some(version);
+            }
+            ResourceKey::Address(address) => {
+                self.addresses.insert(address, version);
+            }
+            ResourceKey::Name(name) => {
+                self.names.insert(name, version);
+            }
+            ResourceKey::Endpoint(id) => {
+                let service = self.services.entry(id.service).or_default();
+                service.endpoints.insert((id.port, id.workload), version);
+            }
+        }
+    }
+
+    /// Removes a resource; a service with its endpoints.
+    pub(crate) fn remove(&mut self, key: &ResourceKey) {
+        match key {
+            ResourceKey::Workload => self.config = None,
+            ResourceKey::Service(name) => {
+                self.services.remove(name);
+            }
+            ResourceKey::Address(address) => {
+                self.addresses.remove(address);
+            }
+            ResourceKey::Name(name) => {
+                self.names.remove(name);
+            }
+            ResourceKey::Endpoint(id) => {
+                if let Some(service) = self.services.get_mut(&id.service) {
+                    service.endpoints.remove(&(id.port, id.workload.clone()));
+                    if service.version.is_none() && service.endpoints.is_empty() {
+                        self.services.remove(&id.service);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shares the names of a snapshot, so that a thousand connections do not keep a thousand copies of the
+    /// names that their proxies sent.
+    pub(crate) fn share_names(&mut self, snapshot: &Snapshot) {
+        let mut shared = BTreeMap::new();
+        for (name, view) in &snapshot.services {
+            let Some(mut own) = self.services.remove(name) else {
+                continue;
+            };
+            let mut endpoints = BTreeMap::new();
+            for (port, endpoint) in endpoints_of(view) {
+                let place = (port, endpoint.id.workload.clone());
+                if let Some(version) = own.endpoints.remove(&place) {
+                    endpoints.insert(place, version);
+                }
+            }
+            endpoints.append(&mut own.endpoints);
+            own.endpoints = endpoints;
+            shared.insert(name.clone(), own);
+        }
+        shared.append(&mut self.services);
+        self.services = shared;
+    }
+
+    /// All resources: the workload configuration, then each service before its endpoints, then addresses and names.
+    pub(crate) fn all_resources(&self) -> Vec<(ResourceKey, ResourceVersion)> {
+        let plan = self.config.map(|version| (ResourceKey::Workload, version));
+        let services = self.services.iter().flat_map(|(name, service)| {
+            let own = service.version.map(|version| (ResourceKey::Service(name.clone()), version));
+            let endpoints = service.endpoints.iter().map(|((port, workload), version)| {
+                let (service, port, workload) = (name.clone(), *port, workload.clone());
+                (ResourceKey::Endpoint(EndpointId { service, port, workload }), *version)
+            });
+            own.into_iter().chain(endpoints)
+        });
+        let addresses = self.addresses.iter();
+        let addresses =
+            addresses.map(|(address, version)| (ResourceKey::Address(*address), *version));
+        let names = self.names.iter();
+        let names = names.map(|(name, version)| (ResourceKey::Name(name.clone()), *version));
+        plan.into_iter().chain(services).chain(addresses).chain(names).collect()
+    }
+}
+
+impl FromIterator<(ResourceKey, ResourceVersion)> for HeldVersions {
+    fn from_iter<I: IntoIterator<Item = (ResourceKey, ResourceVersion)>>(list: I) -> Self {
+        let mut holdings = Self::default();
+        for (key, version) in list {
+            holdings.insert(key, version);
+        }
+        holdings
+    }
+}
+
+/// All endpoints of a service, each with its service port.
+pub(crate) fn endpoints_of(view: &ServiceConfig) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
+    view.ports
+        .iter()
+        .flat_map(|(number, port)| port.endpoints.iter().map(move |endpoint| (*number, endpoint)))
+}

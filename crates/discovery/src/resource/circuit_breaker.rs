@@ -1,0 +1,129 @@
+//! Wire conversion of circuit breakers.
+
+use std::time::Duration;
+
+use leno_model::{
+    CircuitBreaker, CircuitLimits, FailureThreshold, FixedResponse, PortCircuitBreaker,
+    SlowRequests, TripConditions,
+};
+
+use super::action::{header_from_wire, header_to_wire};
+use super::field::InvalidField;
+use super::traffic_policy::{
+    at_least_1, classes_from_wire, classes_to_wire, parse_duration, parse_small, policy_from_wire,
+    policy_to_wire, to_nanoseconds,
+};
+use crate::proto;
+
+pub(super) fn to_wire(breaker: &PortCircuitBreaker) -> proto::CircuitBreaker {
+    let CircuitBreaker { limits, trip, response, connect_timeout } = &breaker.rule;
+    proto::CircuitBreaker {
+        policy: Some(policy_to_wire(&breaker.policy)),
+        connections: limits.connections,
+        requests: limits.requests,
+        pending: limits.pending,
+        retries: limits.retries,
+        trip: trip.as_ref().map(trip_to_wire),
+        response: answer_to_wire(response),
+        connect_timeout_nanoseconds: connect_timeout.map(to_nanoseconds),
+    }
+}
+
+pub(super) fn from_wire(wire: proto::CircuitBreaker) -> Result<PortCircuitBreaker, InvalidField> {
+    let trip = wire.trip.map(trip_from_wire).transpose();
+    let rule = CircuitBreaker {
+        limits: CircuitLimits {
+            connections: wire.connections,
+            requests: wire.requests,
+            pending: wire.pending,
+            retries: wire.retries,
+        },
+        trip: trip.map_err(|invalid| invalid.with_parent("trip"))?,
+        response: answer_from_wire(wire.response)
+            .map_err(|invalid| invalid.with_parent("response"))?,
+        connect_timeout: wire.connect_timeout_nanoseconds.map(Duration::from_nanos),
+    };
+    Ok(PortCircuitBreaker { policy: policy_from_wire(wire.policy)?, rule })
+}
+
+/// Absent for a default response.
+pub(super) fn answer_to_wire(response: &FixedResponse) -> Option<proto::FixedResponse> {
+    (*response != FixedResponse::default()).then(|| proto::FixedResponse {
+        status: response.status.map(u32::from),
+        body: response.body.clone(),
+        headers: response.headers.iter().map(header_to_wire).collect(),
+    })
+}
+
+pub(super) fn answer_from_wire(
+    wire: Option<proto::FixedResponse>,
+) -> Result<FixedResponse, InvalidField> {
+    let Some(wire) = wire else {
+        return Ok(FixedResponse::default());
+    };
+    let status = match wire.status {
+        None => None,
+        Some(status) => match u16::try_from(status) {
+            Ok(status) if FixedResponse::may_have(status) => Some(status),
+            _ => {
+                return Err(InvalidField::new(
+                    "status",
+                    format!("{status} is not a response status"),
+                ));
+            }
+        },
+    };
+    let headers = wire.headers.into_iter().map(header_from_wire);
+    Ok(FixedResponse { status, body: wire.body, headers: headers.collect::<Result<_, _>>()? })
+}
+
+fn trip_to_wire(trip: &TripConditions) -> proto::TripConditions {
+    proto::TripConditions {
+        failures: Some(classes_to_wire(&trip.failures)),
+        window_nanoseconds: to_nanoseconds(trip.window),
+        buckets: trip.buckets.into(),
+        requests_min: trip.requests_min,
+        failed: Some(too_many_to_wire(trip.failed)),
+        consecutive_failures: trip.consecutive_failures.unwrap_or(0),
+        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.threshold)),
+        slow: trip.slow.map(|slow| too_many_to_wire(slow.too_many)),
+        open_nanoseconds: to_nanoseconds(trip.open_duration),
+        half_open_requests: trip.half_open_requests,
+    }
+}
+
+fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, InvalidField> {
+    let failures = classes_from_wire(wire.failures)?;
+    if failures.is_empty() {
+        return Err(InvalidField::new("failures", "has no failure condition"));
+    }
+    let slow = match wire.slow_nanoseconds {
+        0 => None,
+        from => Some(SlowRequests {
+            threshold: Duration::from_nanos(from),
+            too_many: too_many_from_wire(wire.slow),
+        }),
+    };
+    Ok(TripConditions {
+        failures,
+        window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
+        buckets: parse_small("buckets", wire.buckets, 1, 255)?,
+        requests_min: wire.requests_min,
+        failed: too_many_from_wire(wire.failed),
+        consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
+        slow,
+        open_duration: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
+        half_open_requests: at_least_1("half_open_requests", wire.half_open_requests)?,
+    })
+}
+
+fn too_many_to_wire(too_many: FailureThreshold) -> proto::FailureThreshold {
+    let FailureThreshold { share_ppm, number } = too_many;
+    proto::FailureThreshold { share_ppm: share_ppm.unwrap_or(0), number: number.unwrap_or(0) }
+}
+
+fn too_many_from_wire(wire: Option<proto::FailureThreshold>) -> FailureThreshold {
+    let proto::FailureThreshold { share_ppm, number } = wire.unwrap_or_default();
+    let some = |number: u32| (number > 0).then_some(number);
+    FailureThreshold { share_ppm: some(share_ppm), number: some(number) }
+}

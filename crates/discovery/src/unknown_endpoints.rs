@@ -1,0 +1,54 @@
+//! Uncertain endpoints and addresses: missing from a configuration, perhaps only because their sidecars have
+//! not reconnected yet.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use leno_model::EndpointId;
+
+/// Endpoints that a configuration lacks, although they may exist: a control plane that has just started does
+/// not know sidecars that have not reconnected yet. A proxy that holds such endpoints keeps them.
+///
+/// Only endpoints of services and ports in that configuration are included. The same holds for addresses of
+/// workloads with disconnected sidecars: a proxy that holds an entry for such an address keeps it, and other
+/// proxies receive one later. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UnknownEndpoints(Arc<BTreeSet<EndpointId>>, Arc<BTreeSet<IpAddr>>);
+
+impl UnknownEndpoints {
+    /// True if nothing is uncertain.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty() && self.1.is_empty()
+    }
+
+    /// True if this missing endpoint may still exist.
+    #[must_use]
+    pub fn contains(&self, endpoint: &EndpointId) -> bool {
+        self.0.contains(endpoint)
+    }
+
+    /// Adds uncertain addresses.
+    #[must_use]
+    pub fn with_addresses(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self(self.0, Arc::new(addresses.into_iter().collect()))
+    }
+
+    /// True if the entry for an address is uncertain.
+    #[must_use]
+    pub fn is_about(&self, address: &IpAddr) -> bool {
+        self.1.contains(address)
+    }
+
+    /// All uncertain endpoints, ordered by service.
+    pub fn iter(&self) -> impl Iterator<Item = &EndpointId> {
+        self.0.iter()
+    }
+}
+
+impl FromIterator<EndpointId> for UnknownEndpoints {
+    fn from_iter<I: IntoIterator<Item = EndpointId>>(endpoints: I) -> Self {
+        Self(Arc::new(endpoints.into_iter().collect()), Arc::default())
+    }
+}

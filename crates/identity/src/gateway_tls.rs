@@ -1,0 +1,122 @@
+//! TLS of gateways: certificates selected by server name for external clients.
+
+use std::fmt;
+use std::sync::Arc;
+
+use leno_model::{GatewayCertificate, GatewayListener, HostPattern, Name};
+use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+
+use crate::tls::{TlsError, owned_protocols};
+
+/// Builds the configuration of a gateway port that terminates TLS: TLS 1.2 and 1.3, without client
+/// certificates. The listener with the most specific match for the requested server name provides the
+/// certificates; without one, the handshake fails.
+///
+/// Unusable certificates are reported and skipped; the other listeners are served.
+///
+/// # Errors
+/// [`TlsError`] if the system has no randomness.
+pub fn edge_config(
+    listeners: &[GatewayListener],
+    alpn: &[&[u8]],
+) -> Result<(Arc<ServerConfig>, Vec<BadCertificate>), TlsError> {
+    let provider = Arc::new(default_provider());
+    let (mut shown, mut bad) = (Vec::new(), Vec::new());
+    for listener in listeners {
+        let keys = listener.certificates.iter().filter_map(|certificate| {
+            let cause = match parse_certificate(certificate, &provider) {
+                Ok(key) => return Some(key),
+                Err(cause) => cause,
+            };
+            bad.push(BadCertificate { listener: listener.name.clone(), cause });
+            None
+        });
+        shown.push(ListenerCertificates {
+            hostname: listener.hostname.clone(),
+            keys: keys.collect(),
+        });
+    }
+    // The first match is then the most specific one.
+    shown.sort_by_key(|shown| shown.hostname.as_ref().map(HostPattern::specificity));
+    shown.reverse();
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(CertificatesByHost(shown)));
+    config.ticketer = Ticketer::new()?;
+    config.max_early_data_size = 0;
+    config.alpn_protocols = owned_protocols(alpn);
+    Ok((Arc::new(config), bad))
+}
+
+/// An unusable certificate of a listener.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a certificate of the listener `{listener}` cannot be used ({cause}): its Secret needs a \
+     certificate chain in `tls.crt` and the matching key in `tls.key`, both PEM"
+)]
+pub struct BadCertificate {
+    /// The listener.
+    pub listener: Name,
+    /// The reason.
+    #[source]
+    cause: UnusableCertificate,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum UnusableCertificate {
+    #[error("it is not PEM: {0}")]
+    Pem(#[from] pem::Error),
+    #[error("it has no certificate")]
+    Empty,
+    #[error(transparent)]
+    Rustls(#[from] rustls::Error),
+}
+
+fn parse_certificate(
+    certificate: &GatewayCertificate,
+    provider: &CryptoProvider,
+) -> Result<Arc<CertifiedKey>, UnusableCertificate> {
+    let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
+    let chain = chain.collect::<Result<Vec<_>, _>>()?;
+    if chain.is_empty() {
+        return Err(UnusableCertificate::Empty);
+    }
+    let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
+    // Rejects a key that does not match the certificate.
+    Ok(Arc::new(CertifiedKey::from_der(chain, key, provider)?))
+}
+
+/// The certificates of one listener.
+struct ListenerCertificates {
+    hostname: Option<HostPattern>,
+    keys: Vec<Arc<CertifiedKey>>,
+}
+
+struct CertificatesByHost(Vec<ListenerCertificates>);
+
+/// Omits the keys.
+impl fmt::Debug for CertificatesByHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ByName").field(&self.0.len()).finish()
+    }
+}
+
+impl ResolvesServerCert for CertificatesByHost {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let name = hello.server_name().unwrap_or_default().to_ascii_lowercase();
+        let fits = |shown: &&ListenerCertificates| {
+            shown.hostname.as_ref().is_none_or(|it| it.matches_host(&name))
+        };
+        let keys = &self.0.iter().find(fits)?.keys;
+        let schemes = hello.signature_schemes();
+        let fitting = keys.iter().find(|key| key.key.choose_scheme(schemes).is_some());
+        fitting.or(keys.first()).cloned()
+    }
+}

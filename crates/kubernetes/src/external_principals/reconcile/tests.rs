@@ -1,0 +1,247 @@
+//! Reconciliation of Secrets of external principals, with a minimal API server.
+
+use k8s_openapi::api::core::v1::Secret;
+use leno_identity::AuthoritySource;
+use leno_model::{ExternalPrincipalId, Name, TrustDomain};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::external_principals::OwnerObject;
+use crate::testing::Server;
+
+const PATH: &str = "/api/v1/namespaces/shop/secrets/batch-tls";
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn create_authority() -> (Authority, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let source = AuthoritySource::Own(dir.path().join("authority"));
+    let domain = TrustDomain::new("cluster.local").unwrap();
+    (source.open_or_create(&domain, SystemTime::now()).unwrap(), dir)
+}
+
+fn desired_certificate(secret: &str) -> DesiredCertificate {
+    DesiredCertificate {
+        owner: OwnerObject {
+            api_version: "policy.flomesh.io/v1alpha1".to_owned(),
+            kind: "AccessCert",
+            namespace: "shop".to_owned(),
+            name: "batch".to_owned(),
+            uid: "u-1".to_owned(),
+        },
+        id: ExternalPrincipalId {
+            trust_domain: TrustDomain::new("cluster.local").unwrap(),
+            secret: SecretName::new("shop", secret).unwrap(),
+        },
+        names: vec![Name::new("batch.corp.example").unwrap()],
+        lifetime: None,
+        created: 0,
+    }
+}
+
+/// A leading control plane and its published outcomes.
+struct LeaderFixture {
+    reconciler: CertificateReconciler,
+    reported: watch::Receiver<Arc<CertificateOutcomes>>,
+}
+
+impl LeaderFixture {
+    fn new(server: &Server) -> Self {
+        let (outcomes, reported) = watch::channel(Arc::default());
+        let client = server.client.clone();
+        let reconciler =
+            CertificateReconciler { client, lifetime: DAY, kept: BTreeMap::new(), outcomes };
+        Self { reconciler, reported }
+    }
+
+    /// Runs one round of a leader, after any delay.
+    async fn run_round(&mut self, desired: &[DesiredCertificate], authority: &Authority) {
+        self.round_leaving(desired, &[], authority).await;
+    }
+
+    /// Runs one round in which the objects `left` have invalid requests.
+    async fn round_leaving(
+        &mut self,
+        desired: &[DesiredCertificate],
+        left: &[&str],
+        authority: &Authority,
+    ) {
+        let left = left.iter().map(|uid| (*uid).to_owned()).collect();
+        self.reconciler.update_desired(&DesiredCertificates { wanted: desired.to_vec(), left });
+        for kept in self.reconciler.kept.values_mut() {
+            kept.next = Instant::now();
+        }
+        for name in self.reconciler.due_secrets(authority) {
+            self.reconciler.see_to(&name, authority).await;
+        }
+        self.reconciler.publish_outcomes();
+    }
+
+    fn reported_outcome(&self) -> Option<Result<(), String>> {
+        self.reported.borrow().get("u-1").cloned()
+    }
+}
+
+/// Returns the requests since the last call.
+fn take_requests(server: &Server) -> Vec<String> {
+    let asked = std::mem::take(&mut server.store.lock().unwrap().asked);
+    asked.into_iter().map(|it| it.replace("/api/v1/namespaces/shop/secrets/", "")).collect()
+}
+
+fn stored_secret(server: &Server) -> Option<Secret> {
+    let store = server.store.lock().unwrap();
+    store.objects.get(PATH).map(|it| serde_json::from_value(it.clone()).unwrap())
+}
+
+#[tokio::test]
+async fn a_secret_is_made_looked_at_and_taken_away() {
+    let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
+    let mut leader = LeaderFixture::new(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    assert_eq!(leader.reported_outcome(), Some(Ok(())));
+    assert_eq!(take_requests(&server), ["GET batch-tls", "POST batch-tls"]);
+    // It is unchanged: only its metadata is requested.
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    assert_eq!(take_requests(&server), ["GET batch-tls"]);
+    // Renamed: the previous one is deleted.
+    leader.run_round(&[desired_certificate("other-tls")], &authority).await;
+    assert!(stored_secret(&server).is_none());
+    assert_eq!(leader.reported_outcome(), Some(Ok(())));
+    leader.run_round(&[], &authority).await;
+    assert!(server.store.lock().unwrap().objects.is_empty());
+    assert_eq!(leader.reported_outcome(), None);
+    assert!(leader.reconciler.kept.is_empty());
+}
+
+#[tokio::test]
+async fn what_somebody_else_made_is_neither_written_nor_removed() {
+    let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+        "metadata": {"name": "batch-tls", "namespace": "shop", "resourceVersion": "7"},
+        "data": {"tls.key": "", "tls.crt": ""},
+    });
+    server.store.lock().unwrap().objects.insert(PATH.to_owned(), theirs.clone());
+    let mut leader = LeaderFixture::new(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    let reason = leader.reported_outcome().unwrap().unwrap_err();
+    assert!(
+        reason.contains("exists and was not created for the AccessCert shop/batch"),
+        "{reason}"
+    );
+    leader.run_round(&[], &authority).await;
+    assert_eq!(server.store.lock().unwrap().objects[PATH], theirs);
+    assert!(leader.reconciler.kept.is_empty());
+}
+
+#[tokio::test]
+async fn who_wants_what_cannot_be_keeps_what_there_is() {
+    let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
+    let mut leader = LeaderFixture::new(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    take_requests(&server);
+    leader.round_leaving(&[], &["u-1"], &authority).await;
+    assert!(
+        stored_secret(&server).is_some()
+            && leader.reconciler.kept.is_empty()
+            && take_requests(&server).is_empty()
+    );
+}
+
+#[tokio::test]
+async fn what_passes_is_reported_when_it_has_not_passed() {
+    let (server, (first, _dir)) = (Server::start_server().await, create_authority());
+    let mut leader = LeaderFixture::new(&server);
+    leader.reconciler.update_desired(&DesiredCertificates {
+        wanted: vec![desired_certificate("batch-tls")],
+        ..DesiredCertificates::default()
+    });
+    let name = SecretName::new("shop", "batch-tls").unwrap();
+    for (times, reported) in [(2, None), (1, Some(Err("spec.secret: late".to_owned())))] {
+        for _ in 0..times {
+            leader.reconciler.put_off(&name, ReconcileError::Transient("late".to_owned()));
+        }
+        leader.reconciler.publish_outcomes();
+        assert_eq!(leader.reported_outcome(), reported);
+    }
+    // A certificate that another authority cannot issue is not retried at every check.
+    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    let (second, _other) = create_authority();
+    assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
+    leader.reconciler.put_off(&name, ReconcileError::Reported("no".to_owned()));
+    assert_eq!(leader.reconciler.due_secrets(&second).len(), 0);
+    // A certificate that is due for renewal is no longer valid.
+    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    leader.reconciler.kept.get_mut(&name).unwrap().due = Some(SystemTime::now());
+    for _ in 0..3 {
+        leader.reconciler.put_off(&name, ReconcileError::Transient("late".to_owned()));
+    }
+    leader.reconciler.publish_outcomes();
+    assert_eq!(leader.reported_outcome(), Some(Err("spec.secret: late".to_owned())));
+}
+
+#[tokio::test]
+async fn what_is_damaged_or_of_another_signer_is_made_anew() {
+    let (server, (first, _dir)) = (Server::start_server().await, create_authority());
+    let mut leader = LeaderFixture::new(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    let before = stored_secret(&server).unwrap().data;
+    {
+        let mut store = server.store.lock().unwrap();
+        let held = store.objects.get_mut(PATH).unwrap();
+        held["data"]["tls.key"] = json!("");
+        held["metadata"]["resourceVersion"] = json!("999");
+    }
+    leader.run_round(&[desired_certificate("batch-tls")], &first).await;
+    let mended = stored_secret(&server).unwrap().data;
+    assert!(mended != before && leader.reported_outcome() == Some(Ok(())));
+    // Immediately, and not only at its renewal time.
+    let (second, _other) = create_authority();
+    assert_eq!(leader.reconciler.due_secrets(&first).len(), 0);
+    assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
+    leader.run_round(&[desired_certificate("batch-tls")], &second).await;
+    assert!(stored_secret(&server).unwrap().data != mended);
+    // A deleted Secret is recreated.
+    server.store.lock().unwrap().objects.clear();
+    leader.run_round(&[desired_certificate("batch-tls")], &second).await;
+    assert!(stored_secret(&server).is_some());
+}
+
+#[tokio::test]
+async fn what_the_api_server_forbids_is_reported_and_tried_again_later() {
+    let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
+    server.store.lock().unwrap().forbidden = Some(("POST", "/secrets/"));
+    let mut leader = LeaderFixture::new(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    assert_eq!(leader.reported_outcome(), Some(Err("spec.secret: no".to_owned())));
+    assert_eq!(leader.reconciler.due_secrets(&authority).len(), 0, "not at once");
+    server.store.lock().unwrap().forbidden = None;
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    assert_eq!(leader.reported_outcome(), Some(Ok(())));
+    // A transient error does not invalidate a valid certificate.
+    let name = SecretName::new("shop", "batch-tls").unwrap();
+    leader.reconciler.put_off(&name, ReconcileError::Transient("late".to_owned()));
+    leader.reconciler.publish_outcomes();
+    assert_eq!(leader.reported_outcome(), Some(Ok(())));
+}
+
+#[tokio::test]
+async fn whoever_does_not_lead_asks_nothing_and_tells_nothing() {
+    let (server, (authority, _dir)) = (Server::start_server().await, create_authority());
+    let mut leader = LeaderFixture::new(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    leader.reconciler.update_desired(&DesiredCertificates {
+        wanted: vec![desired_certificate("batch-tls")],
+        ..DesiredCertificates::default()
+    });
+    leader.reconciler.forget_state();
+    leader.reconciler.publish_outcomes();
+    assert_eq!(leader.reported_outcome(), None);
+    // The new leader finds the Secret valid.
+    take_requests(&server);
+    leader.run_round(&[desired_certificate("batch-tls")], &authority).await;
+    assert_eq!(
+        (take_requests(&server), leader.reported_outcome()),
+        (vec!["GET batch-tls".to_owned()], Some(Ok(())))
+    );
+}

@@ -1,0 +1,150 @@
+//! ValidatingAdmissionPolicies: meaningless rules of SMI, OSM and FSM that the API server itself rejects or
+//! warns about.
+//!
+//! They apply only in namespaces of the mesh.
+//!
+//! Clusters before 1.30 lack such policies; there, as everywhere, the status of the object reports the errors.
+//! Rules that may have a meaning for another mesh in the cluster cause a warning, not a rejection.
+
+use serde_json::{Value, json};
+
+use super::admission::selector_requirement;
+use super::{cluster_metadata, kinds};
+use crate::words::MEMBERSHIPS;
+
+/// A check of one kind of rule.
+struct RuleCheck {
+    kind: &'static str,
+    /// A CEL expression that is true for valid objects.
+    holds: &'static str,
+    /// The field, the problem, and the solution.
+    message: &'static str,
+}
+
+/// Returns the policies and their bindings.
+pub(super) fn policy_objects() -> Vec<Value> {
+    let of = |name: &str, action: &str, checks: &[RuleCheck]| {
+        let mut all = vec![admission_policy(name, checks)];
+        all.extend(policy_bindings(name, action));
+        all
+    };
+    [of("leno-rejects", "Deny", REFUSED), of("leno-warns", "Warn", WARNED)].concat()
+}
+
+/// Returns true for kinds that clusters before 1.30 lack.
+pub(super) fn is_kind(kind: &str) -> bool {
+    kind == POLICY || kind == BINDING
+}
+
+fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
+    let rule = |groups: &[&str], resources: &[&str]| {
+        json!({
+            "apiGroups": groups,
+            "apiVersions": ["*"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": resources,
+        })
+    };
+    let validation = |check: &RuleCheck| {
+        let RuleCheck { kind, holds, message } = check;
+        json!({
+            "expression": format!("object.kind != '{kind}' || {UNCHANGED} || ({holds})"),
+            "message": message,
+            "reason": "Invalid",
+        })
+    };
+    json!({
+        "apiVersion": VERSION,
+        "kind": POLICY,
+        "metadata": cluster_metadata(name),
+        "spec": {
+            // Errors that cannot be evaluated here are reported in the status of the object.
+            "failurePolicy": "Ignore",
+            "matchConstraints": {"resourceRules": [
+                rule(&["access.smi-spec.io"], &["traffictargets"]),
+                rule(&[kinds::OSM, kinds::FSM], &["ingressbackends", "egresses"]),
+            ]},
+            "validations": checks.iter().map(validation).collect::<Vec<_>>(),
+        },
+    })
+}
+
+/// Returns a binding for each membership label of namespaces: a selector cannot express "any of several
+/// labels". The bindings are disjoint, so that a namespace with two labels causes one warning only.
+fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
+    ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
+        let (before, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
+        let mut namespaces = vec![selector_requirement(label, "Exists", &[])];
+        namespaces.extend(before.map(|label| selector_requirement(label, "DoesNotExist", &[])));
+        json!({
+            "apiVersion": VERSION,
+            "kind": BINDING,
+            "metadata": cluster_metadata(&format!("{name}{suffix}")),
+            "spec": {
+                "policyName": name,
+                "validationActions": [action],
+                "matchResources": {"namespaceSelector": {"matchExpressions": namespaces}},
+            },
+        })
+    })
+}
+
+/// Rules that every mesh with these kinds rejects.
+const REFUSED: &[RuleCheck] = &[
+    RuleCheck {
+        kind: "TrafficTarget",
+        holds: "!has(object.spec.destination) || !has(object.spec.destination.namespace) || \
+                object.spec.destination.namespace == request.namespace",
+        message: "spec.destination.namespace: is not the namespace of the TrafficTarget; put it into \
+                  the namespace of its destination",
+    },
+    RuleCheck {
+        kind: "IngressBackend",
+        holds: "has(object.spec.sources) && size(object.spec.sources) > 0",
+        message: "spec.sources: is empty, which allows no client; name a Service, an IPRange, or \
+                  with `protocol: https` an AuthenticatedPrincipal",
+    },
+    RuleCheck {
+        kind: "IngressBackend",
+        holds: "has(object.spec.backends) && size(object.spec.backends) > 0",
+        message: "spec.backends: is empty, which opens no port; name a Service and a port",
+    },
+];
+
+/// Rules that Leno ignores, although their author intended an effect.
+const WARNED: &[RuleCheck] = &[
+    RuleCheck {
+        kind: "IngressBackend",
+        holds: "!has(object.spec.backends) || !has(object.spec.sources) || \
+                object.spec.sources.exists(it, it.kind in ['Service', 'IPRange']) || \
+                object.spec.backends.all(it, has(it.port) && has(it.port.protocol) && \
+                it.port.protocol.lowerAscii() == 'https')",
+        message: "spec.sources: allow no client: clients without TLS are identified by address \
+                  only; add a source of the kind Service or IPRange, or use `protocol: https`. \
+                  Leno rejects the policy",
+    },
+    RuleCheck {
+        kind: "Egress",
+        holds: "(has(object.spec.hosts) && size(object.spec.hosts) > 0) || \
+                (has(object.spec.ipAddresses) && size(object.spec.ipAddresses) > 0)",
+        message: "spec: has neither `hosts` nor `ipAddresses`, and would match every destination; \
+                  name the hosts, or write `ipAddresses: [0.0.0.0/0]`. Leno rejects the policy",
+    },
+    RuleCheck {
+        kind: "Egress",
+        holds: "!has(object.spec.ports) || !has(object.spec.hosts) || size(object.spec.hosts) == 0 || \
+                (has(object.spec.ipAddresses) && size(object.spec.ipAddresses) > 0) || \
+                object.spec.ports.all(it, has(it.protocol) && \
+                it.protocol.lowerAscii() in ['http', 'https'])",
+        message: "spec.ports: a port of the protocol tcp is not restricted by `hosts`; add \
+                  `ipAddresses`, or use `protocol: http` or `https`. Leno rejects the policy",
+    },
+];
+
+/// A CEL expression: objects that were invalid before the policy existed can still be labeled and lose their
+/// finalizers.
+const UNCHANGED: &str = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
+                         object.spec == oldObject.spec)";
+const VERSION: &str = "admissionregistration.k8s.io/v1";
+const POLICY: &str = "ValidatingAdmissionPolicy";
+const BINDING: &str = "ValidatingAdmissionPolicyBinding";

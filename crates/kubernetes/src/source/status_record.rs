@@ -1,0 +1,86 @@
+//! Data of a custom resource for its status.
+
+use std::sync::Arc;
+
+use kube::Resource;
+use kube::core::{ApiResource, DynamicObject};
+use leno_registry::ServedKind;
+use serde_json::Value;
+
+use crate::read::is_service_parent;
+use crate::status::{StatusForm, StatusTarget, is_ours};
+
+/// Data of a custom resource for its status.
+pub(crate) struct StatusRecord {
+    pub(crate) form: StatusForm,
+    pub(crate) resource: Arc<ApiResource>,
+    pub(crate) target: StatusTarget,
+    pub(crate) generation: i64,
+    pub(crate) resource_version: String,
+    /// The Service parents of a route, as written.
+    pub(crate) parents: Vec<Value>,
+    /// The current status, reduced to the part that is written.
+    pub(crate) current_status: Value,
+}
+
+impl StatusRecord {
+    /// Extracts the data that the reader of the object does not need.
+    pub(crate) fn from_custom(
+        kind: ServedKind,
+        resource: &Arc<ApiResource>,
+        object: &DynamicObject,
+    ) -> Option<Self> {
+        let form = StatusForm::for_kind(kind);
+        let meta = &object.metadata;
+        let current_status = form.extract_current(object.data.get("status"));
+        let parents = match form {
+            StatusForm::Parents => {
+                object.data.pointer("/spec/parentRefs").and_then(Value::as_array)
+            }
+            _ => None,
+        };
+        let parents = parents.into_iter().flatten().filter(|parent| is_service_parent(parent));
+        Some(Self {
+            form,
+            resource: Arc::clone(resource),
+            target: StatusTarget {
+                kind: kind.kind,
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone()?,
+                uid: meta.uid.clone().unwrap_or_default(),
+            },
+            generation: meta.generation.unwrap_or_default(),
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            parents: parents.cloned().collect(),
+            current_status,
+        })
+    }
+
+    /// Extracts the data of a built-in object that needs an event.
+    pub(crate) fn from_builtin<K>(object: &K) -> Self
+    where
+        K: Resource<DynamicType = ()> + k8s_openapi::Resource,
+    {
+        let meta = object.meta();
+        Self {
+            form: StatusForm::Nothing,
+            resource: Arc::new(ApiResource::erase::<K>(&())),
+            target: StatusTarget {
+                kind: <K as k8s_openapi::Resource>::KIND,
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone().unwrap_or_default(),
+                uid: meta.uid.clone().unwrap_or_default(),
+            },
+            generation: meta.generation.unwrap_or_default(),
+            resource_version: meta.resource_version.clone().unwrap_or_default(),
+            parents: Vec::new(),
+            current_status: Value::Null,
+        }
+    }
+
+    /// Returns true if the status has an entry of our controllers.
+    pub(crate) fn is_ours(&self) -> bool {
+        let entries = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
+        self.form == StatusForm::Parents && entries.iter().any(is_ours)
+    }
+}

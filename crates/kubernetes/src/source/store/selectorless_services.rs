@@ -1,0 +1,392 @@
+//! Services without a selector, and their endpoints from EndpointSlices. A listed address of a pod with a
+//! sidecar refers to that pod; the others are unmeshed endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use leno_model::{
+    GATEWAY_LABEL, Name, ObjectKey, Service, ServiceName, TargetPort, Workload, WorkloadName,
+};
+
+use leno_registry::{DocumentLocation, JOINING_LABEL, NODE_NETWORK_LABEL, Warning};
+
+use super::services::ServiceIndex;
+use super::{ObjectOrigin, ObjectStore, smallest_name};
+use crate::read::{listed_for, matches_selector};
+
+/// Services without selectors, and the content of slices.
+#[derive(Default)]
+pub(super) struct SelectorlessServices {
+    services: ServiceIndex,
+    workloads: BTreeMap<WorkloadName, Workload>,
+    by_slice: BTreeMap<ObjectOrigin, Vec<WorkloadName>>,
+    by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
+    /// The numbers of each named port of a service, each with the number of endpoints that have it.
+    numbers: BTreeMap<ServiceName, BTreeMap<Name, BTreeMap<u16, usize>>>,
+    /// The pods at listed addresses.
+    pods: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
+}
+
+impl SelectorlessServices {
+    pub(super) fn service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name)
+    }
+
+    /// Returns the services of a namespace.
+    pub(super) fn services_of<'a>(
+        &'a self,
+        namespace: &'a Name,
+    ) -> impl Iterator<Item = &'a Service> {
+        self.services.of_namespace(namespace)
+    }
+
+    /// Returns the services that may select a workload, a superset of those that do.
+    pub(super) fn may_select<'a>(
+        &'a self,
+        workload: &'a Workload,
+    ) -> impl Iterator<Item = &'a Service> {
+        self.services.may_select(workload)
+    }
+
+    pub(super) fn remove_service(&mut self, name: &ServiceName) -> Option<Service> {
+        self.services.remove(name)
+    }
+
+    pub(super) fn workload(&self, name: &WorkloadName) -> Option<&Workload> {
+        self.workloads.get(name)
+    }
+
+    /// Returns the workloads from a name on.
+    pub(super) fn workloads_from(
+        &self,
+        first: WorkloadName,
+    ) -> impl Iterator<Item = (&WorkloadName, &Workload)> {
+        self.workloads.range(first..)
+    }
+
+    /// Updates the addresses of a pod that is new, changed or deleted.
+    pub(super) fn see_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+        for (pod, address) in before.into_iter().flat_map(own_addresses) {
+            if let Some(pods) = self.pods.get_mut(&address) {
+                pods.remove(&pod.name);
+                if pods.is_empty() {
+                    self.pods.remove(&address);
+                }
+            }
+        }
+        for (pod, address) in now.into_iter().flat_map(own_addresses) {
+            if self.by_address.contains_key(&address) {
+                self.pods.entry(address).or_default().insert(pod.name.clone());
+            }
+        }
+    }
+
+    /// Returns the labels by which services without a selector select a pod with a sidecar: those services in
+    /// its namespace for which one of its addresses is listed as ready. Services of other namespaces cannot
+    /// affect its configuration.
+    pub(super) fn labels_of(&self, pod: &Workload) -> BTreeMap<String, String> {
+        let addresses = own_addresses(pod).filter(|_| pod.sidecar);
+        let listed = addresses.filter_map(|(_, address)| self.by_address.get(&address));
+        let listed = listed.flatten().filter_map(|name| self.workloads.get(name));
+        let own = listed
+            .filter(|it| it.name.namespace == pod.name.namespace && (it.ready || it.terminating));
+        own.flat_map(|it| it.labels.clone()).collect()
+    }
+
+    /// Returns the service with its port numbers if they are the same at all endpoints, otherwise `None`. Port
+    /// names in slices have no meaning for a pod: its containers name their own ports.
+    fn with_port_numbers(&self, service: &Service) -> Option<Service> {
+        let numbers = self.numbers.get(&service.name)?;
+        let mut service = service.clone();
+        let mut is_uniform = true;
+        service.ports.retain_mut(|port| {
+            let TargetPort::Name(name) = &port.target else { return true };
+            let Some(numbers) = numbers.get(name) else { return false };
+            is_uniform &= numbers.len() == 1;
+            let first = numbers.keys().next().copied();
+            port.target = first.map_or_else(|| port.target.clone(), TargetPort::Number);
+            true
+        });
+        (is_uniform && !service.ports.is_empty()).then_some(service)
+    }
+
+    fn insert(&mut self, workload: Workload) {
+        self.remove(&workload.name);
+        self.by_address.entry(workload.address).or_default().insert(workload.name.clone());
+        for (service, port, number) in endpoint_ports(&workload) {
+            let numbers = self.numbers.entry(service).or_default().entry(port).or_default();
+            *numbers.entry(number).or_default() += 1;
+        }
+        self.workloads.insert(workload.name.clone(), workload);
+    }
+
+    fn remove(&mut self, name: &WorkloadName) -> Option<Workload> {
+        let gone = self.workloads.remove(name)?;
+        if let Some(names) = self.by_address.get_mut(&gone.address) {
+            names.remove(name);
+            if names.is_empty() {
+                self.by_address.remove(&gone.address);
+            }
+        }
+        for (service, port, number) in endpoint_ports(&gone) {
+            let Some(ports) = self.numbers.get_mut(&service) else { continue };
+            if let Some(numbers) = ports.get_mut(&port) {
+                match numbers.get_mut(&number) {
+                    Some(count) if *count > 1 => *count -= 1,
+                    _ => {
+                        numbers.remove(&number);
+                    }
+                }
+                if numbers.is_empty() {
+                    ports.remove(&port);
+                }
+            }
+            if ports.is_empty() {
+                self.numbers.remove(&service);
+            }
+        }
+        Some(gone)
+    }
+}
+
+/// Returns the pod with each of its addresses. Pods in the host network share an address, and the proxy of a
+/// gateway has no application.
+fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
+    let has = |label: &str| pod.labels.contains_key(label);
+    let is_own = !has(NODE_NETWORK_LABEL) && !has(GATEWAY_LABEL);
+    let addresses = pod.addresses().filter(move |_| is_own);
+    addresses.map(move |address| (pod, address))
+}
+
+/// Returns the service for which an endpoint is listed.
+fn service_of(listed: &Workload) -> Option<ServiceName> {
+    let name = listed.labels.keys().find_map(|key| listed_for(key))?;
+    ServiceName::new(listed.name.namespace.as_str(), name).ok()
+}
+
+/// Returns the ports of a listed endpoint: the service, the name, and the number.
+fn endpoint_ports(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
+    let service = service_of(listed);
+    listed
+        .ports
+        .iter()
+        .filter_map(move |port| Some((service.clone()?, port.name.clone()?, port.port)))
+}
+
+impl ObjectStore {
+    /// Returns a service by name, with a selector or without one. Without gateways, a service without a
+    /// selector belongs to the mesh if it has or had an endpoint with a sidecar.
+    pub(super) fn mesh_service(&self, name: &ServiceName) -> Option<&Service> {
+        self.known_service(name).filter(|_| {
+            self.edge.is_some() || self.services.get(name).is_some() || self.joined.contains(name)
+        })
+    }
+
+    /// Returns a service by name, whether it belongs to the mesh or not.
+    pub(super) fn known_service(&self, name: &ServiceName) -> Option<&Service> {
+        self.services.get(name).or_else(|| self.listed.service(name))
+    }
+
+    /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither routes
+    /// to it and it is no source of an ingress policy.
+    pub(super) fn configured_service(&self, name: &ServiceName) -> Option<Service> {
+        let service = self.listed.service(name)?;
+        let has_joined = self.joined.contains(name);
+        let joined = has_joined.then(|| self.listed.with_port_numbers(service)).flatten();
+        let is_source = !has_joined && self.ingress_sources.contains(name);
+        joined.or_else(|| (is_source || self.gateways_lead_to(name)).then(|| service.clone()))
+    }
+
+    /// Returns the services without a selector that list a pod with a sidecar.
+    pub(super) fn offered_near(&self, pod: &Workload) -> Vec<Service> {
+        let near = self.listed.may_select(pod).filter(|_| pod.sidecar);
+        near.filter_map(|it| self.listed.with_port_numbers(it)).collect()
+    }
+
+    pub(super) fn see_listed(&mut self, service: Service) {
+        let name = service.name.clone();
+        // The topology annotation is supported only for services with a selector.
+        self.see_nearness(&name, None);
+        let before = self.services.remove(&name);
+        let before = self.listed.services.insert(service).or(before);
+        self.touch_service(&name, before.as_ref());
+        self.join_listed(&name);
+    }
+
+    /// Replaces the content of a slice.
+    pub(super) fn see_endpoints(&mut self, origin: &ObjectOrigin, mut workloads: Vec<Workload>) {
+        let mut changed: Vec<Workload> = Vec::new();
+        for name in self.listed.by_slice.remove(origin).unwrap_or_default() {
+            changed.extend(self.listed.remove(&name));
+        }
+        let room = LISTED_MAX.saturating_sub(self.listed.workloads.len());
+        if workloads.len() > room {
+            self.add_diagnostics(origin, Vec::new(), vec![no_room(origin, workloads.len() - room)]);
+            workloads.truncate(room);
+        }
+        if !workloads.is_empty() {
+            let names = workloads.iter().map(|it| it.name.clone()).collect();
+            self.listed.by_slice.insert(origin.clone(), names);
+        }
+        for workload in workloads {
+            changed.push(workload.clone());
+            self.listed.insert(workload);
+        }
+        self.update_labels(&changed.iter().map(|it| it.address).collect());
+        let services: BTreeSet<ServiceName> = changed.iter().filter_map(service_of).collect();
+        self.dirty.extend(changed.into_iter().map(|it| ObjectKey::Workload(it.name)));
+        for name in services {
+            // Its port numbers may have changed.
+            if let Some(service) = self.listed.service(&name).cloned()
+                && self.joined.contains(&name)
+            {
+                self.touch_selected(&name, &[Some(&service)]);
+            }
+            self.join_listed(&name);
+            self.statuses_stale |= self.ingress_sources.contains(&name);
+            self.dirty.insert(ObjectKey::Service(name));
+        }
+    }
+
+    /// Updates the labels by which services without a selector select the pods at these addresses.
+    fn update_labels(&mut self, addresses: &BTreeSet<IpAddr>) {
+        if addresses.is_empty() {
+            return;
+        }
+        let is_there = |pod: &&Workload| own_addresses(pod).any(|(_, at)| addresses.contains(&at));
+        let pods: Vec<Workload> = self.workloads.values().filter(is_there).cloned().collect();
+        for mut pod in pods {
+            self.listed.see_pod(Some(&pod), Some(&pod));
+            let before = pod.labels.clone();
+            pod.labels.retain(|key, _| listed_for(key).is_none());
+            pod.labels.extend(self.listed.labels_of(&pod));
+            if pod.labels != before {
+                self.statuses_stale = true;
+                self.dirty.insert(ObjectKey::Workload(pod.name.clone()));
+                self.workloads.insert(pod.name.clone(), pod.clone());
+                self.see_joining(&pod);
+            }
+        }
+    }
+
+    /// Returns the pods at a listed address.
+    fn pods_at(&self, listed: &Workload) -> impl Iterator<Item = &Workload> {
+        let names = self.listed.pods.get(&listed.address).into_iter().flatten();
+        names.filter_map(|name| self.workloads.get(name))
+    }
+
+    /// Returns true for a listed address of a pod in another namespace: sidecars and gateways do not route to
+    /// it.
+    pub(super) fn is_borrowed(&self, listed: &Workload) -> bool {
+        let namespace = &listed.name.namespace;
+        let mut pods = self.pods_at(listed);
+        let edge = self.edge.as_ref();
+        pods.any(|pod| pod.sidecar && pod.name.namespace != *namespace)
+            || edge.is_some_and(|it| it.is_of_others(listed.address, namespace))
+    }
+
+    /// Returns true for a listed address of a pod with a sidecar in the same namespace: that pod is the
+    /// endpoint.
+    pub(super) fn is_of_member(&self, listed: &Workload) -> bool {
+        let mut pods = self.pods_at(listed);
+        pods.any(|pod| pod.sidecar && pod.name.namespace == listed.name.namespace)
+    }
+
+    /// Returns true for a listed address of a pod in the same namespace.
+    pub(super) fn is_of_pod(&self, listed: &Workload) -> bool {
+        self.pods_at(listed).any(|pod| pod.name.namespace == listed.name.namespace)
+    }
+
+    /// Returns the endpoints that slices list for a service.
+    pub(super) fn listed_behind<'a>(
+        &'a self,
+        service: &'a Service,
+    ) -> impl Iterator<Item = &'a Workload> {
+        let namespace = service.name.namespace.clone();
+        let first = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
+        let listed = self.listed.workloads_from(first);
+        let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
+        listed.map(|(_, it)| it).filter(|it| matches_selector(&service.selector, &it.labels))
+    }
+
+    /// Marks the workload if it is a listed endpoint of a service over which sidecars balance.
+    pub(super) fn mark_balanced(&self, mut workload: Workload) -> Workload {
+        let service = service_of(&workload).filter(|_| !workload.sidecar);
+        if service.is_some_and(|it| self.joined.contains(&it)) {
+            workload.labels.insert(JOINING_LABEL.to_owned(), String::new());
+        }
+        workload
+    }
+
+    /// Marks endpoints that are listed at the addresses of a pod that is new, changed or deleted.
+    pub(super) fn touch_listed(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
+        let pods = before.into_iter().chain(now);
+        let addresses: BTreeSet<IpAddr> = pods.flat_map(Workload::addresses).collect();
+        addresses.into_iter().for_each(|address| self.touch_address(address));
+    }
+
+    /// Marks endpoints at an address that a pod has gained or lost.
+    pub(super) fn touch_address(&mut self, address: IpAddr) {
+        let there = self.listed.by_address.get(&address).into_iter().flatten();
+        self.dirty.extend(there.map(|name| ObjectKey::Workload(name.clone())));
+    }
+
+    /// Returns the warnings about listed addresses that are excluded.
+    pub(super) fn excluded_warnings(&self) -> impl Iterator<Item = Warning> {
+        let hint = match self.edge.is_some() {
+            true => "route to a Service there, with a ReferenceGrant",
+            false => "call a Service of that namespace",
+        };
+        let all = self.listed.workloads.iter().filter(|(_, it)| self.is_borrowed(it));
+        all.map(move |(name, workload)| Warning {
+            at: DocumentLocation {
+                kind: Some("EndpointSlice".to_owned()),
+                name: Some(name.to_string()),
+                field: Some("endpoints".to_owned()),
+                ..DocumentLocation::default()
+            },
+            problem: format!("{} is a pod of another namespace", workload.address),
+            hint: hint.to_owned(),
+        })
+    }
+
+    /// Returns true if gateways or routes of other services lead to a workload, or it is behind a headless
+    /// service.
+    pub(super) fn is_led_to(&self, workload: &Workload) -> bool {
+        let mut own = self.services.may_select(workload);
+        own.any(|it| it.addresses.is_empty() && matches_selector(&it.selector, &workload.labels))
+            || self.is_behind_gateway(workload)
+            || self.is_behind_route(workload)
+    }
+
+    /// Returns true if a gateway routes to a service of the workload.
+    pub(super) fn is_behind_gateway(&self, workload: &Workload) -> bool {
+        let mut services =
+            self.services.may_select(workload).chain(self.listed.services.may_select(workload));
+        services.any(|service| {
+            self.gateways_lead_to(&service.name)
+                && matches_selector(&service.selector, &workload.labels)
+        })
+    }
+}
+
+/// Returns the warning about a slice with endpoints above the limit.
+fn no_room(slice: &ObjectOrigin, count: usize) -> Warning {
+    Warning {
+        at: DocumentLocation {
+            kind: Some("EndpointSlice".to_owned()),
+            namespace: Some(slice.id.namespace.clone()),
+            name: Some(slice.id.name.clone()),
+            field: Some("endpoints".to_owned()),
+            ..DocumentLocation::default()
+        },
+        problem: format!(
+            "{count} of its endpoints are ignored: the limit of {LISTED_MAX} endpoints of all \
+             Services without a selector is exceeded"
+        ),
+        hint: "give the Services of pods a selector".to_owned(),
+    }
+}
+
+/// The maximum number of endpoints of services without a selector: about 12 MiB.
+pub(super) const LISTED_MAX: usize = 16_384;

@@ -1,0 +1,102 @@
+//! Circuit breakers: limits on concurrent traffic to a port, and the conditions that open its circuit.
+
+use std::time::Duration;
+
+use crate::action::Header;
+use crate::service_policy::{FailureClasses, ServicePolicyName};
+
+/// The circuit breaker of a port, and the policy that sets it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PortCircuitBreaker {
+    /// The policy.
+    pub policy: ServicePolicyName,
+    /// Its setting.
+    pub rule: CircuitBreaker,
+}
+
+/// A circuit breaker: concurrency limits of a port, and the conditions that open its circuit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct CircuitBreaker {
+    /// The concurrency limits, for the whole sidecar.
+    pub limits: CircuitLimits,
+    /// The conditions that open the circuit; it never opens when absent.
+    pub trip: Option<TripConditions>,
+    /// The response while the circuit is open.
+    pub response: FixedResponse,
+    /// The connect timeout of an endpoint; the general one when absent.
+    pub connect_timeout: Option<Duration>,
+}
+
+/// The concurrency limits of a port; unlimited when absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CircuitLimits {
+    /// Opaque connections. The links that requests share are not limited.
+    pub connections: Option<u32>,
+    /// Requests in progress; each attempt counts.
+    pub requests: Option<u32>,
+    /// Requests that wait for a connection.
+    pub pending: Option<u32>,
+    /// Retries in progress.
+    pub retries: Option<u32>,
+}
+
+/// The conditions that open a circuit, and those that close it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TripConditions {
+    /// The responses that count as failures; never empty.
+    pub failures: FailureClasses,
+    /// The length of the sliding window.
+    pub window: Duration,
+    /// The number of buckets of the window.
+    pub buckets: u8,
+    /// The minimum number of requests in the window; with fewer the circuit does not open.
+    pub requests_min: u32,
+    /// Opens at this many failed requests in the window.
+    pub failed: FailureThreshold,
+    /// Opens after this many consecutive failures; disabled when absent.
+    pub consecutive_failures: Option<u32>,
+    /// Opens at too many slow requests in the window; disabled when absent.
+    pub slow: Option<SlowRequests>,
+    /// The time that the circuit stays open.
+    pub open_duration: Duration,
+    /// The number of half-open requests that are allowed then, and must all succeed before the circuit closes.
+    pub half_open_requests: u32,
+}
+
+/// A threshold; reaching either limit is enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct FailureThreshold {
+    /// A share of the requests, in millionths, at least 1.
+    pub share_ppm: Option<u32>,
+    /// A number of requests, at least 1.
+    pub number: Option<u32>,
+}
+
+/// The threshold of slow requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SlowRequests {
+    /// The minimum duration of a slow request.
+    pub threshold: Duration,
+    /// The threshold of slow requests.
+    pub too_many: FailureThreshold,
+}
+
+/// A response that replaces the upstream's.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct FixedResponse {
+    /// The status; that of the reason when absent.
+    pub status: Option<u16>,
+    /// The body; a sentence about the reason when absent.
+    pub body: Option<String>,
+    /// Additional response headers; their names are in lower case.
+    pub headers: Vec<Header>,
+}
+
+impl FixedResponse {
+    /// True for a valid status of a fixed response: a final one with a body (RFC 9110 §15.3.5, §15.3.6,
+    /// §15.4.5).
+    #[must_use]
+    pub const fn may_have(status: u16) -> bool {
+        matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)
+    }
+}

@@ -1,0 +1,187 @@
+//! Observability settings: tracing, access log, metrics push, and their collectors.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::collector::Collector;
+use crate::log_template::LogTemplate;
+
+/// The observability settings of a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Observability {
+    /// Tracing; disabled when absent.
+    pub tracing: Option<Tracing>,
+    /// The access log; as in the sidecar's options when absent.
+    pub access_log: Option<AccessLog>,
+    /// Metrics push; metrics can be scraped in any case.
+    pub metrics: Option<Box<MetricsPush>>,
+}
+
+/// The traced requests, and the collector of their spans.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Tracing {
+    /// The share of sampled traces, among those that begin in the mesh.
+    pub sampling: Sampling,
+    /// True if a failed request produces a span even if its trace is not sampled.
+    pub errors: bool,
+    /// The propagation format of traces that begin in the mesh.
+    pub propagation: PropagationFormat,
+    /// The collector of spans.
+    pub collector: Collector,
+}
+
+/// The collector of metrics, and the push interval.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MetricsPush {
+    /// The collector; never Zipkin.
+    pub collector: Collector,
+    /// The push interval.
+    pub interval: Duration,
+}
+
+impl MetricsPush {
+    /// The default of OpenTelemetry's periodic exporting metric reader.
+    pub const INTERVAL: Duration = Duration::from_secs(60);
+    /// The minimum interval, to limit the load on sidecars.
+    pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
+    /// The maximum interval; after longer silence collectors consider a source gone.
+    pub const INTERVAL_MAX: Duration = Duration::from_secs(3600);
+}
+
+/// The logged requests, and their format.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct AccessLog {
+    /// The logged share of successful requests.
+    pub sampling: Sampling,
+    /// True if all failed requests are logged.
+    pub errors: bool,
+    /// The format of a line.
+    pub format: LogFormat,
+    /// The collector of log lines, never Zipkin; standard output when absent.
+    pub collector: Option<Collector>,
+}
+
+/// The format of an access log line.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum LogFormat {
+    /// A JSON object.
+    Json,
+    /// A template.
+    Template(LogTemplate),
+}
+
+impl AccessLog {
+    /// Every request, as JSON.
+    #[must_use]
+    pub fn json() -> Self {
+        Self { sampling: Sampling::ALL, errors: true, format: LogFormat::Json, collector: None }
+    }
+}
+
+/// A share of requests, in millionths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sampling(u32);
+
+impl Sampling {
+    /// All of them.
+    pub const ALL: Self = Self(MILLION);
+    /// 1%.
+    pub const DEFAULT: Self = Self(MILLION / 100);
+
+    /// Creates a share from millionths; `None` if it exceeds one million.
+    #[must_use]
+    pub const fn of_millionths(millionths: u32) -> Option<Self> {
+        if millionths <= MILLION { Some(Self(millionths)) } else { None }
+    }
+
+    /// The share in millionths.
+    #[must_use]
+    pub const fn millionths(self) -> u32 {
+        self.0
+    }
+
+    /// Parses a percentage, such as `1%` or `0.05%`, with at most four decimals.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let number = text.strip_suffix('%')?;
+        let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
+        let digits = |text: &str, most| {
+            (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        if !digits(whole, 3) || !digits(decimals, 4) {
+            return None;
+        }
+        let whole: u32 = whole.parse().ok()?;
+        let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
+        Self::of_millionths(whole.checked_mul(MILLION / 100)?.checked_add(decimals)?)
+    }
+
+    /// Samples a request by a random number.
+    #[must_use]
+    pub fn is_sampled(self, draw: u64) -> bool {
+        (u128::from(draw) * u128::from(MILLION)) >> 64 < u128::from(self.0)
+    }
+}
+
+/// Formats the percentage so that it can be parsed again.
+impl fmt::Display for Sampling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, decimals) = (self.0 / (MILLION / 100), self.0 % (MILLION / 100));
+        match decimals {
+            0 => write!(f, "{whole}%"),
+            _ => write!(f, "{whole}.{}%", format!("{decimals:04}").trim_end_matches('0')),
+        }
+    }
+}
+
+/// The propagation format of a trace context in request headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PropagationFormat {
+    /// W3C `traceparent`.
+    W3c,
+    /// `b3`, in one header.
+    B3,
+    /// `X-B3-TraceId` and related headers.
+    B3Multi,
+}
+
+impl PropagationFormat {
+    /// All values, by their names in manifests.
+    pub const ALL: &'static [(&'static str, Self)] =
+        &[("w3c", Self::W3c), ("b3", Self::B3), ("b3multi", Self::B3Multi)];
+}
+
+const MILLION: u32 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_read_exactly_and_written_as_they_are_read() {
+        for (text, millionths) in [
+            ("0%", 0),
+            ("1%", 10_000),
+            ("100%", 1_000_000),
+            ("0.05%", 500),
+            ("12.5%", 125_000),
+            ("0.0001%", 1),
+        ] {
+            let sampling = Sampling::parse(text).unwrap();
+            assert_eq!(sampling.millionths(), millionths, "{text}");
+            assert_eq!(sampling.to_string(), text);
+        }
+        for bad in ["", "1", "%", "101%", "100.0001%", "-1%", "1 %", ".5%", "5.%", "0.00001%"] {
+            assert_eq!(Sampling::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_share_takes_what_it_says() {
+        let one = Sampling::DEFAULT;
+        assert!(one.is_sampled(0) && !one.is_sampled(u64::MAX));
+        assert!(one.is_sampled(u64::MAX / 100 - 1) && !one.is_sampled(u64::MAX / 100 + 1));
+        let none = Sampling::of_millionths(0).unwrap();
+        assert!(!none.is_sampled(0) && Sampling::ALL.is_sampled(u64::MAX));
+    }
+}

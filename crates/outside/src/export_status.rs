@@ -1,0 +1,80 @@
+//! Export results: always counted, and logged once per outage.
+
+use leno_model::Collector;
+
+use crate::export_request::{self, ExportError, RejectedItems};
+
+/// Counters of exported spans, points or records.
+pub trait ExportCounts {
+    /// Adds to the number accepted by a collector.
+    fn add_exported(&self, count: u64);
+    /// Adds to the number not accepted by a collector.
+    fn add_rejected(&self, count: u64);
+}
+
+/// The export results of one signal.
+#[derive(Debug)]
+pub struct ExportStatus<C> {
+    signal: &'static str,
+    counts: C,
+    is_healthy: bool,
+    /// The current collector.
+    collector: Option<Collector>,
+}
+
+impl<C: ExportCounts> ExportStatus<C> {
+    /// Creates an empty result; `signal` names the exported items in log messages.
+    pub fn new(signal: &'static str, counts: C) -> Self {
+        Self { signal, counts, is_healthy: true, collector: None }
+    }
+
+    /// Resets the state when exporting is disabled: later errors are logged again.
+    pub fn reset_state(&mut self) {
+        self.collector = None;
+        self.is_healthy = true;
+    }
+
+    /// Sets the collector: errors of another one are logged again.
+    pub(crate) fn set_collector(&mut self, collector: &Collector) {
+        if self.collector.as_ref() != Some(collector) {
+            self.collector = Some(collector.clone());
+            self.is_healthy = true;
+        }
+    }
+
+    /// Records the result of an export request with `count` items.
+    pub(crate) fn record_result(
+        &mut self,
+        count: u64,
+        reported: &Result<RejectedItems, ExportError>,
+    ) {
+        let signal = self.signal;
+        match reported {
+            Ok(RejectedItems { count: refused, reason }) => {
+                self.counts.add_exported(count.saturating_sub(*refused));
+                self.counts.add_rejected((*refused).min(count));
+                let is_healthy = *refused == 0;
+                match (std::mem::replace(&mut self.is_healthy, is_healthy), is_healthy) {
+                    (false, true) => tracing::info!("the collector accepts {signal} again"),
+                    (true, false) => tracing::warn!(
+                        rejected = refused,
+                        reason = export_request::sanitize_text(reason.as_bytes()),
+                        "the collector rejects a part of {signal}; the loss is counted"
+                    ),
+                    (true, true) | (false, false) => {}
+                }
+            }
+            Err(error) => {
+                self.record_lost(count);
+                if std::mem::replace(&mut self.is_healthy, false) {
+                    tracing::warn!(%error, "{signal} cannot be exported; the loss is counted");
+                }
+            }
+        }
+    }
+
+    /// Records items that were not sent because an earlier request failed.
+    pub(crate) fn record_lost(&self, count: u64) {
+        self.counts.add_rejected(count);
+    }
+}

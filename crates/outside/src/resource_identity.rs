@@ -1,0 +1,23 @@
+//! Telemetry source, and attribute values.
+
+/// The entity that produces telemetry, as identified to collectors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceIdentity {
+    /// The service name: for a workload, the service of its metrics.
+    pub service: String,
+    /// The namespace of the service.
+    pub namespace: String,
+    /// The instance: for a workload, its name.
+    pub instance: String,
+}
+
+/// The value of an attribute.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AttributeValue {
+    /// A text.
+    Text(String),
+    /// An integer.
+    Number(i64),
+    /// A floating-point number.
+    Fraction(f64),
+}

@@ -1,0 +1,602 @@
+//! Configuration store: one atomic pointer to the current snapshot, and subscriptions to more resources.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use leno_discovery::ConfigUpdate;
+use leno_identity::{Credential, VerifiedPeer};
+use leno_model::{
+    AddressEntry, AddressPort, DnsRecord, Egress, Endpoint, EndpointId, MtlsMode, Protocol, Reason,
+    Revocations, ServiceName,
+};
+use leno_traffic::{
+    CompiledService, CompiledSnapshot, ConnectionOrigin, EgressRules, InvalidPattern,
+};
+use rustc_hash::FxHashMap;
+use tokio::sync::{mpsc, watch};
+
+use crate::application_ports::ApplicationPorts;
+use crate::conditions::Conditions;
+use crate::gateway_tls::{self, GatewayTlsConfigs};
+use crate::observability::SharedObservability;
+use crate::subscriptions::EvictionPriority;
+use crate::virtual_addresses::VirtualAddresses;
+
+/// The current configuration, shared by all threads of a proxy.
+pub(crate) struct ConfigStore {
+    config: ArcSwapOption<ConfigSnapshot>,
+    credential: ArcSwapOption<Credential>,
+    /// The number of swaps; subscribers wait for changes of it.
+    version: watch::Sender<u64>,
+    /// Revoked accounts and workloads; notified only when they change.
+    revoked: watch::Sender<Revocations>,
+    /// Notified when inbound authorization changes.
+    access: watch::Sender<()>,
+    /// The egress rules; notified only when they change.
+    egress_settings: watch::Sender<EgressSettings>,
+    resource_requests: mpsc::Sender<ResourceRequest>,
+    names: VirtualAddresses,
+    /// The listeners for the sidecar's own requests to its application, by application port.
+    own_listeners: ArcSwapOption<BTreeMap<u16, SocketAddr>>,
+    started: Instant,
+    /// The observability configuration.
+    pub(crate) observability: SharedObservability,
+    /// Conditions that break traffic at this proxy.
+    pub(crate) conditions: Conditions,
+    /// The state of the application's ports.
+    pub(crate) application: ApplicationPorts,
+}
+
+/// One configuration snapshot. A request holds one from its first stage to its last.
+pub(crate) struct ConfigSnapshot {
+    pub(crate) plans: CompiledSnapshot,
+    /// Requested services.
+    known: BTreeMap<ServiceName, KnownService>,
+    /// Requested address entries.
+    addresses: FxHashMap<IpAddr, KnownAnswer<AddressEntry>>,
+    /// Requested DNS records.
+    names: FxHashMap<ServiceName, KnownAnswer<DnsRecord>>,
+    /// TLS configurations of the gateway, by port; reused while their certificates are the same.
+    pub(crate) gateway_tls: GatewayTlsConfigs,
+    /// The version, which increases with each swap.
+    pub(crate) version: u64,
+}
+
+/// The egress rules; `None` before the first configuration.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EgressSettings {
+    egress: Option<Egress>,
+    egress_rules: Option<Arc<EgressRules>>,
+}
+
+impl EgressSettings {
+    /// True if the rules are the same objects.
+    fn is_same(&self, other: &Self) -> bool {
+        let (own, theirs) = (self.egress_rules.as_ref(), other.egress_rules.as_ref());
+        let same = own.zip(theirs).is_some_and(|(one, two)| Arc::ptr_eq(one, two));
+        self.egress == other.egress && same
+    }
+}
+
+/// A resource to request from the control plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ResourceRequest {
+    /// A service.
+    Service(ServiceName),
+    /// An address entry.
+    Address(IpAddr),
+    /// A DNS record.
+    Name(ServiceName),
+}
+
+/// A configuration snapshot, and a service in it.
+pub(crate) type FoundService = (Arc<ConfigSnapshot>, Arc<CompiledService>);
+
+/// A requested service.
+struct KnownService {
+    /// `None` if the service does not exist.
+    plan: Option<Arc<CompiledService>>,
+    usage: Arc<ResourceUsage>,
+}
+
+/// The control plane's answer for an address or a name.
+struct KnownAnswer<A> {
+    answer: Arc<A>,
+    usage: Arc<ResourceUsage>,
+}
+
+/// The last use of a service, address or name; survives swaps.
+#[derive(Default)]
+struct ResourceUsage {
+    /// True if a request used it since the last check.
+    is_used: AtomicBool,
+    /// The time of the last observed use, in seconds since the start.
+    seen: AtomicU64,
+}
+
+impl ResourceUsage {
+    fn record_use(&self) {
+        // Shared by threads: an unneeded write would invalidate the cache line.
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Checks for a new use, and returns the time of the last observed one.
+    fn last_use(&self, now: u64) -> u64 {
+        if self.is_used.swap(false, Ordering::Relaxed) {
+            self.seen.store(now, Ordering::Relaxed);
+        }
+        self.seen.load(Ordering::Relaxed)
+    }
+}
+
+impl ConfigStore {
+    /// Creates an empty store with an application that has no supervisor.
+    #[cfg(test)]
+    pub(crate) fn new(
+        names: VirtualAddresses,
+        now: Instant,
+    ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
+        Self::with_application(ApplicationPorts::default(), names, now)
+    }
+
+    /// Creates an empty store. Resources that requests miss are sent to the returned queue.
+    pub(crate) fn with_application(
+        application: ApplicationPorts,
+        names: VirtualAddresses,
+        now: Instant,
+    ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
+        let (resource_requests, wanted) = mpsc::channel(WANTS_MAX);
+        let config_store = Self {
+            config: ArcSwapOption::empty(),
+            credential: ArcSwapOption::empty(),
+            version: watch::channel(0).0,
+            revoked: watch::Sender::default(),
+            access: watch::channel(()).0,
+            egress_settings: watch::Sender::default(),
+            resource_requests,
+            names,
+            own_listeners: ArcSwapOption::empty(),
+            started: now,
+            observability: SharedObservability::default(),
+            conditions: Conditions::default(),
+            application,
+        };
+        (Arc::new(config_store), wanted)
+    }
+
+    /// Returns the current snapshot; `None` before the first.
+    pub(crate) fn current_config(&self) -> Option<Arc<ConfigSnapshot>> {
+        self.config.load_full()
+    }
+
+    /// Returns the age of the store, which is the same for all threads.
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Returns the current key and certificate; `None` before the first.
+    pub(crate) fn credential(&self) -> Option<Arc<Credential>> {
+        self.credential.load_full()
+    }
+
+    /// Returns the virtual addresses of services in this workload's namespace.
+    pub(crate) fn names(&self) -> &VirtualAddresses {
+        &self.names
+    }
+
+    /// Subscribes to swaps of the snapshot or the certificate.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Makes an update the current snapshot. Requests in progress keep theirs.
+    pub(crate) fn apply_update(&self, update: &ConfigUpdate) -> Result<(), InvalidPattern> {
+        let previous = self.current_config();
+        let plans =
+            CompiledSnapshot::build(update.snapshot.clone(), previous.as_ref().map(|s| &s.plans))?;
+        let now = self.elapsed_seconds();
+        let known = |name: &ServiceName| {
+            let before = previous.as_ref().and_then(|config| config.known.get(name));
+            let usage = before.map(|known| known.usage.clone());
+            let usage = usage.unwrap_or_else(|| {
+                Arc::new(ResourceUsage { seen: AtomicU64::new(now), ..ResourceUsage::default() })
+            });
+            (name.clone(), KnownService { plan: plans.service(name).cloned(), usage })
+        };
+        let known = plans.snapshot.services.keys().chain(&update.absent).map(known).collect();
+        let before = previous.as_deref();
+        let addresses =
+            known_answers(&plans.snapshot.addresses, before.map(|config| &config.addresses), now);
+        let names = known_answers(&plans.snapshot.names, before.map(|config| &config.names), now);
+        let gateway_tls = gateway_tls::build_configs(
+            &plans,
+            previous.as_ref().map(|config| (&config.plans, &config.gateway_tls)),
+        );
+        let version = *self.version.borrow() + 1;
+        let plan = &update.snapshot.config;
+        let (accounts, workloads) = (&plan.revoked, &plan.revoked_workloads);
+        let egress_settings = EgressSettings {
+            egress: Some(update.snapshot.config.egress),
+            egress_rules: Some(Arc::clone(&plans.egress_rules)),
+        };
+        let same_access = previous.is_some_and(|before| {
+            let guards = (before.plans.request_checks.as_ref(), plans.request_checks.as_ref());
+            let same_guards = match guards {
+                (None, None) => true,
+                (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+                _ => false,
+            };
+            // Limits and ports also affect the authorization of bytes without parsed requests.
+            same_guards
+                && Arc::ptr_eq(&before.plans.access, &plans.access)
+                && Arc::ptr_eq(&before.plans.limits, &plans.limits)
+                && before.plans.snapshot.config.ports == plans.snapshot.config.ports
+        });
+        self.config.store(Some(Arc::new(ConfigSnapshot {
+            plans,
+            known,
+            addresses,
+            names,
+            gateway_tls,
+            version,
+        })));
+        self.observability.apply_settings(&update.snapshot.config.observability);
+        self.version.send_replace(version);
+        self.revoked.send_if_modified(|known| {
+            let has_changed = (&known.accounts, &known.workloads) != (accounts, workloads);
+            if has_changed {
+                known.accounts.clone_from(accounts);
+                known.workloads.clone_from(workloads);
+            }
+            has_changed
+        });
+        if !same_access {
+            self.access.send_replace(());
+        }
+        self.egress_settings.send_if_modified(|known| {
+            let has_changed = !known.is_same(&egress_settings);
+            *known = egress_settings;
+            has_changed
+        });
+        Ok(())
+    }
+
+    /// Subscribes to changes of inbound authorization.
+    pub(crate) fn access_changes(&self) -> watch::Receiver<()> {
+        self.access.subscribe()
+    }
+
+    /// True if the workload of a peer is revoked, independent of its account.
+    pub(crate) fn revokes_workload(&self, peer: &VerifiedPeer) -> bool {
+        covers_workload(&self.revoked.borrow(), peer)
+    }
+
+    /// Resolves when a peer's account or workload is revoked.
+    pub(crate) async fn wait_until_revoked(&self, peer: &VerifiedPeer) {
+        let covers = |revoked: &Revocations| {
+            revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
+        };
+        let mut revoked = self.revoked.subscribe();
+        // The configuration store outlives its subscribers.
+        drop(revoked.wait_for(covers).await);
+    }
+
+    /// Resolves when clients without an identity and with this origin are no longer allowed.
+    pub(crate) async fn kept_out(&self, port: u16, origin: ConnectionOrigin) {
+        let mut changes = self.access_changes();
+        loop {
+            if self.current_config().is_some_and(|config| !config.lets_in_unproved(port, &origin)) {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                // The configuration store outlives its subscribers.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Subscribes to changes of the egress rules.
+    pub(crate) fn egress_changes(&self) -> watch::Receiver<EgressSettings> {
+        self.egress_settings.subscribe()
+    }
+
+    /// Makes a new key and certificate the current ones.
+    pub(crate) fn replace_credential(&self, credential: Credential) -> Arc<Credential> {
+        let credential = Arc::new(credential);
+        self.credential.store(Some(credential.clone()));
+        self.version.send_modify(|version| *version += 1);
+        credential
+    }
+
+    /// Returns a snapshot that contains `service`, and its configuration; requests it if necessary and waits at
+    /// most `max_wait`.
+    pub(crate) async fn with_service(
+        &self,
+        service: &ServiceName,
+        max_wait: Duration,
+    ) -> Result<FoundService, Reason> {
+        if let Some(found) = self.look_up(service) {
+            return found;
+        }
+        let mut changes = self.subscribe();
+        let found = async {
+            self.request_resource(ResourceRequest::Service(service.clone())).await;
+            loop {
+                // Checked again before the first wait: the answer may have arrived between the check above and
+                // the subscription.
+                if let Some(found) = self.look_up(service) {
+                    return found;
+                }
+                changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
+            }
+        };
+        tokio::time::timeout(max_wait, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+    }
+
+    /// Returns the entry at an address; requests it if necessary and waits at most `max_wait`.
+    ///
+    /// Without an answer of the control plane the result is an error: a destination that may be a mesh member
+    /// must not be called in plaintext.
+    pub(crate) async fn address_entry(
+        &self,
+        address: IpAddr,
+        max_wait: Duration,
+    ) -> Result<Arc<AddressEntry>, Reason> {
+        if let Some(address_entry) = self.look_at(address) {
+            return Ok(address_entry);
+        }
+        let mut changes = self.subscribe();
+        let found = async {
+            self.request_resource(ResourceRequest::Address(address)).await;
+            loop {
+                // Checked again before the first wait, as for services.
+                if let Some(address_entry) = self.look_at(address) {
+                    return Ok(address_entry);
+                }
+                changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
+            }
+        };
+        tokio::time::timeout(max_wait, found).await.unwrap_or(Err(Reason::DiscoveryTimeout))
+    }
+
+    /// Returns the protocol of a service port, if the current snapshot has it.
+    pub(crate) fn declared_protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
+        let config = self.current_config()?;
+        config.plans.service(service)?.ports.get(&port).map(|port| port.protocol)
+    }
+
+    /// Returns the protocol at an address of a workload, if the current snapshot has it.
+    pub(crate) fn protocol_at(&self, at: SocketAddr) -> Option<Protocol> {
+        match &*self.look_at(at.ip())? {
+            AddressEntry::Workload { ports, .. } => ports.get(&at.port()).map(|port| port.protocol),
+            AddressEntry::Service(_) | AddressEntry::External => None,
+        }
+    }
+
+    /// Returns the application port of a workload at `at`, if the workload still exists.
+    pub(crate) async fn pinned_endpoint(
+        &self,
+        at: SocketAddr,
+        id: &EndpointId,
+        max_wait: Duration,
+    ) -> Result<(Arc<ConfigSnapshot>, Arc<Endpoint>), Reason> {
+        let address_entry = self.address_entry(at.ip(), max_wait).await?;
+        let endpoint = match &*address_entry {
+            AddressEntry::Workload { workload, ports } if *workload == id.workload => {
+                ports.get(&at.port()).and_then(|port| port.endpoint.clone())
+            }
+            AddressEntry::Workload { .. } | AddressEntry::Service(_) | AddressEntry::External => {
+                None
+            }
+        };
+        let config = self.current_config().ok_or(Reason::DiscoveryTimeout)?;
+        Ok((config, endpoint.ok_or(Reason::NoEndpoint)?))
+    }
+
+    /// Returns the listener for this sidecar's own requests to its application, if the endpoint is that
+    /// application: the kernel delivers connections to its own address without redirection.
+    pub(crate) fn own_listener(&self, endpoint: &Endpoint) -> Option<SocketAddr> {
+        let listeners = self.own_listeners.load();
+        let listener = *listeners.as_ref()?.get(&endpoint.address.port())?;
+        let config = self.current_config()?;
+        (config.plans.snapshot.config.workload == endpoint.id.workload).then_some(listener)
+    }
+
+    /// Sets those listeners.
+    pub(crate) fn set_own_listeners(&self, listeners: BTreeMap<u16, SocketAddr>) {
+        let listeners = Some(listeners).filter(|listeners| !listeners.is_empty());
+        self.own_listeners.store(listeners.map(Arc::new));
+    }
+
+    /// True if the current snapshot has this endpoint at this address.
+    pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
+        let Some(config) = self.current_config() else {
+            return false;
+        };
+        let service = config.plans.snapshot.services.get(&endpoint.id.service);
+        let port = service.and_then(|view| view.ports.get(&endpoint.id.port));
+        port.is_some_and(|port| port.endpoints.iter().any(|known| known.is_same_place(endpoint)))
+            || config.pinned_endpoints().any(|known| known.is_same_place(endpoint))
+    }
+
+    /// Returns the eviction priority of each service, by its last use.
+    pub(crate) fn services_by_use(&self) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
+        let (config, now) = (self.current_config(), self.elapsed_seconds());
+        move |name| match config.as_ref().and_then(|config| config.known.get(name)) {
+            None => EvictionPriority::Pending,
+            Some(known) if known.plan.is_none() => {
+                EvictionPriority::Absent(known.usage.last_use(now))
+            }
+            Some(known) => EvictionPriority::Used(known.usage.last_use(now)),
+        }
+    }
+
+    /// The same for addresses.
+    pub(crate) fn addresses_by_use(&self) -> impl Fn(&IpAddr) -> EvictionPriority + use<> {
+        let (config, now) = (self.current_config(), self.elapsed_seconds());
+        move |address| by_use(config.as_ref().and_then(|it| it.addresses.get(address)), now)
+    }
+
+    /// The same for names.
+    pub(crate) fn names_by_use(&self) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
+        let (config, now) = (self.current_config(), self.elapsed_seconds());
+        move |name| by_use(config.as_ref().and_then(|it| it.names.get(name)), now)
+    }
+
+    /// Returns the services that were not used for `idle`, if called more often than that.
+    pub(crate) fn idle_services(&self, idle: Duration) -> Vec<ServiceName> {
+        let Some(config) = self.current_config() else {
+            return Vec::new();
+        };
+        let now = self.elapsed_seconds();
+        let oldest = now.saturating_sub(idle.as_secs());
+        let known = config.known.iter();
+        let idle = known.filter(|(_, known)| known.usage.last_use(now) < oldest);
+        idle.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the addresses that were not used for `idle`.
+    pub(crate) fn idle_addresses(&self, idle: Duration) -> Vec<IpAddr> {
+        let Some(config) = self.current_config() else {
+            return Vec::new();
+        };
+        idle_keys(&config.addresses, idle, self.elapsed_seconds())
+    }
+
+    /// Returns the names that were not used for `idle`.
+    pub(crate) fn idle_names(&self, idle: Duration) -> Vec<ServiceName> {
+        let Some(config) = self.current_config() else {
+            return Vec::new();
+        };
+        idle_keys(&config.names, idle, self.elapsed_seconds())
+    }
+
+    /// Returns the DNS record of a name, if the control plane has sent one.
+    pub(crate) fn dns_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
+        let config = self.config.load();
+        let known = config.as_ref()?.names.get(name)?;
+        known.usage.record_use();
+        Some(Arc::clone(&known.answer))
+    }
+
+    /// True if the entry of an address is known.
+    pub(crate) fn knows_address(&self, address: IpAddr) -> bool {
+        self.config.load().as_ref().is_some_and(|config| config.addresses.contains_key(&address))
+    }
+
+    /// Requests a resource if the queue has room. The caller does not wait, and requests it again if it still
+    /// needs it.
+    pub(crate) fn want_in_passing(&self, want: ResourceRequest) {
+        self.resource_requests.try_send(want).ok();
+    }
+
+    /// Requests a resource, and waits for room in the queue.
+    async fn request_resource(&self, want: ResourceRequest) {
+        // The queue is closed when the proxy ends.
+        drop(self.resource_requests.send(want).await);
+    }
+
+    fn look_at(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
+        let config = self.config.load();
+        let known = config.as_ref()?.addresses.get(&address)?;
+        known.usage.record_use();
+        Some(Arc::clone(&known.answer))
+    }
+
+    fn look_up(&self, service: &ServiceName) -> Option<Result<FoundService, Reason>> {
+        let config = self.current_config()?;
+        let known = config.known.get(service)?;
+        known.usage.record_use();
+        let plan = known.plan.clone();
+        Some(plan.map(|plan| (config, plan)).ok_or(Reason::UnknownService))
+    }
+
+    fn elapsed_seconds(&self) -> u64 {
+        self.started.elapsed().as_secs()
+    }
+}
+
+/// True if the workload of a peer is revoked.
+fn covers_workload(revoked: &Revocations, peer: &VerifiedPeer) -> bool {
+    let workload = peer.workload.as_ref();
+    workload.is_some_and(|it| revoked.covers_workload(it, peer.instance.as_ref()))
+}
+
+/// Returns the answers for addresses or names, with the usage of their previous entries.
+fn known_answers<K: Clone + Eq + std::hash::Hash, A>(
+    answers: &BTreeMap<K, Arc<A>>,
+    before: Option<&FxHashMap<K, KnownAnswer<A>>>,
+    now: u64,
+) -> FxHashMap<K, KnownAnswer<A>> {
+    let known = |(key, answer): (&K, &Arc<A>)| {
+        let before = before.and_then(|before| before.get(key));
+        let usage = before.map(|known| known.usage.clone());
+        let usage = usage.unwrap_or_else(|| {
+            Arc::new(ResourceUsage { seen: AtomicU64::new(now), ..ResourceUsage::default() })
+        });
+        (key.clone(), KnownAnswer { answer: Arc::clone(answer), usage })
+    };
+    answers.iter().map(known).collect()
+}
+
+fn by_use<A>(known: Option<&KnownAnswer<A>>, now: u64) -> EvictionPriority {
+    known.map_or(EvictionPriority::Pending, |known| {
+        EvictionPriority::Used(known.usage.last_use(now))
+    })
+}
+
+/// Returns the keys that were not used for `idle`.
+fn idle_keys<K: Clone, A>(
+    known: &FxHashMap<K, KnownAnswer<A>>,
+    idle: Duration,
+    now: u64,
+) -> Vec<K> {
+    let oldest = now.saturating_sub(idle.as_secs());
+    let idle = known.iter().filter(|(_, known)| known.usage.last_use(now) < oldest);
+    idle.map(|(key, _)| key.clone()).collect()
+}
+
+impl ConfigSnapshot {
+    /// Returns the endpoints of workloads that are reached by their own addresses.
+    pub(crate) fn pinned_endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        let ports = self.addresses.values().flat_map(|known| match &*known.answer {
+            AddressEntry::Workload { ports, .. } => Some(ports.values()),
+            AddressEntry::Service(_) | AddressEntry::External => None,
+        });
+        ports.flatten().filter_map(|port: &AddressPort| port.endpoint.as_ref())
+    }
+
+    /// Returns the protocol of the application at this port if clients without mutual TLS are allowed, in
+    /// general or from this address.
+    pub(crate) fn in_clear(&self, port: u16, address: IpAddr) -> Option<Protocol> {
+        let plan = &self.plans.snapshot.config;
+        let known = plan.ports.iter().find(|known| known.port == port)?;
+        let opened = || self.plans.access.in_clear((port, known.protocol), address);
+        match (plan.mtls, known.protocol) {
+            // Without a declared protocol, the ingress rule for the port may set it.
+            (MtlsMode::Permissive, Protocol::Detect) => opened().or(Some(Protocol::Detect)),
+            (MtlsMode::Permissive, spoken) => Some(spoken),
+            (MtlsMode::Strict, _) => opened(),
+        }
+    }
+
+    /// True if a client without an identity and with this origin is allowed at a port.
+    fn lets_in_unproved(&self, port: u16, origin: &ConnectionOrigin) -> bool {
+        let is_known = self.plans.snapshot.config.ports.iter().any(|known| known.port == port);
+        is_known && self.plans.access.visit(None, port, Some(origin.clone())).is_ok()
+    }
+
+    /// Returns the requested services that do not exist.
+    pub(crate) fn absent_services(&self) -> impl Iterator<Item = &ServiceName> {
+        self.known.iter().filter(|(_, known)| known.plan.is_none()).map(|(name, _)| name)
+    }
+}
+
+/// Queued requests for resources; further ones wait.
+const WANTS_MAX: usize = 1024;

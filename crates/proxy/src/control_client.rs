@@ -1,0 +1,538 @@
+//! Configuration updates: joins once, follows the control plane, applies snapshots and stores them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use leno_discovery::condition::kind;
+use leno_discovery::{
+    ConfigUpdate, DiscoveryError, Hello, InboundListener, JoinError, ProxyCondition, ProxyReport,
+    ProxyRequest, Query, ResourceKey, ResourceRejection, Subscriber, TrafficReport,
+};
+use leno_identity::{
+    Credential, PrivateKey, TlsError, client_config, control_id, join_client_config,
+};
+use leno_model::{ObjectKey, Protocol, ServiceName, Tap};
+use leno_telemetry::{Count, Level, MetricsShard, Telemetry};
+use leno_traffic::{InvalidPattern, backoff};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::StartError;
+use crate::config::Config;
+use crate::config_store::ConfigStore;
+use crate::control_address::{ControlAddress, ReachedAddresses};
+use crate::control_outage::{ControlOutage, FatalFailure, Serving};
+use crate::dial::dial_address;
+use crate::join_credential::{JoinCredential, JoinCredentialError};
+use crate::renew;
+use crate::snapshot_store::SnapshotStore;
+use crate::state::StateDir;
+use crate::subscriptions::{SubscriptionTable, Subscriptions};
+use crate::traffic_report::TrafficReporter;
+
+/// The shared state of the tasks of the control thread.
+pub(crate) struct ControlClient {
+    pub(crate) config: Arc<Config>,
+    pub(crate) config_store: Arc<ConfigStore>,
+    pub(crate) state: StateDir,
+    /// The last known addresses of control planes.
+    pub(crate) reached: ReachedAddresses,
+    pub(crate) snapshot_store: SnapshotStore,
+    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) shard: MetricsShard,
+    /// The traffic counts reported to the control plane.
+    pub(crate) counted: RefCell<TrafficReporter>,
+    /// The subscribed services: requested and not idle.
+    pub(crate) subscribed: RefCell<Subscriptions<ServiceName>>,
+    /// The same for addresses.
+    pub(crate) asked: RefCell<Subscriptions<IpAddr>>,
+    /// The same for names in DNS queries.
+    pub(crate) dns_names: RefCell<Subscriptions<ServiceName>>,
+    /// The tables in which entries were evicted since the last sweep.
+    evicted: RefCell<BTreeSet<SubscriptionTable>>,
+    /// True while a control plane is connected, which receives subscriptions and sends changes.
+    pub(crate) connected: Cell<bool>,
+    /// The current inbound listeners, for each hello.
+    pub(crate) listening: RefCell<Vec<InboundListener>>,
+    /// The addresses of listeners for tools or for the application, by name.
+    pub(crate) addresses: RefCell<BTreeMap<String, SocketAddr>>,
+    /// True once the proxy is leaving: listeners are no longer announced.
+    pub(crate) withdrawn: Cell<bool>,
+    pub(crate) admin: SocketAddr,
+    /// Forwards queries of operators to their task; `None` rejects them.
+    queries: Option<mpsc::Sender<Query>>,
+    /// The failures of control planes, for the log.
+    pub(crate) outage: ControlOutage,
+    /// The failure that ends the proxy, if there is one.
+    pub(crate) fatal: FatalFailure,
+    pub(crate) seed: u64,
+}
+
+impl ControlClient {
+    /// Creates the state before the first configuration; `admin` is the address of the admin page.
+    pub(crate) fn new(
+        config: Arc<Config>,
+        telemetry: Arc<Telemetry>,
+        config_store: Arc<ConfigStore>,
+        state: StateDir,
+        admin: SocketAddr,
+        seed: u64,
+    ) -> Self {
+        Self {
+            outage: ControlOutage::new(config.control.len()),
+            config,
+            config_store,
+            reached: ReachedAddresses::new(state.clone()),
+            state,
+            snapshot_store: SnapshotStore::default(),
+            shard: telemetry.new_shard(),
+            counted: RefCell::new(TrafficReporter::from_telemetry(telemetry.clone())),
+            telemetry,
+            subscribed: RefCell::default(),
+            asked: RefCell::default(),
+            dns_names: RefCell::default(),
+            evicted: RefCell::default(),
+            connected: Cell::new(false),
+            listening: RefCell::default(),
+            addresses: RefCell::default(),
+            withdrawn: Cell::new(false),
+            admin,
+            queries: None,
+            fatal: FatalFailure::default(),
+            seed,
+        }
+    }
+
+    /// The same, with a task that answers queries of operators.
+    pub(crate) fn with_queries(mut self, queries: mpsc::Sender<Query>) -> Self {
+        self.queries = Some(queries);
+        self
+    }
+
+    /// Returns the state reported to operators.
+    pub(crate) fn status_report(&self) -> ProxyReport {
+        ProxyReport {
+            conditions: self.current_conditions(),
+            addresses: self.addresses.borrow().clone(),
+        }
+    }
+
+    /// Returns the current conditions. A detection delay ends when the service declares a protocol.
+    fn current_conditions(&self) -> Vec<ProxyCondition> {
+        let mut conditions = self.config_store.conditions.active_conditions(Instant::now());
+        let config = self.config_store.current_config();
+        let is_detected = |subject: &str| {
+            let (service, port) = subject.rsplit_once(':')?;
+            let plan = config.as_ref()?.plans.service(&service.parse().ok()?)?;
+            Some(plan.ports.get(&port.parse().ok()?)?.protocol == Protocol::Detect)
+        };
+        conditions.retain(|it| {
+            it.kind != kind::DETECTION_DELAYED || is_detected(&it.subject) == Some(true)
+        });
+        conditions
+    }
+
+    /// Stores the addresses of the listeners that neither are configured nor belong to an application port.
+    pub(crate) fn note_addresses(&self, open: &BTreeMap<String, SocketAddr>) {
+        let is_other = |name: &str| {
+            !["listener-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
+        };
+        let others = open.iter().filter(|(name, _)| is_other(name));
+        let others = others.map(|(name, address)| (name.clone(), *address));
+        let health = self.config.health.map(|address| ("health".to_owned(), address));
+        self.addresses.replace(others.chain(health).collect());
+    }
+
+    /// Counts evictions, and lists the table among the conditions until a whole interval between two sweeps
+    /// passes without one.
+    pub(crate) fn note_evicted(&self, table: SubscriptionTable, count: usize) {
+        if count == 0 {
+            return;
+        }
+        self.shard.add(table.eviction_counter(), count as u64);
+        self.config_store.conditions.set_condition(
+            kind::TABLE_FULL,
+            table.subject(),
+            table.condition_reason(),
+        );
+        if self.evicted.borrow_mut().insert(table) {
+            let (table, reason) = (table.subject(), table.condition_reason());
+            tracing::warn!(table, reason, "a table is full: its oldest entries are evicted");
+        }
+    }
+
+    /// Ends the conditions of tables without evictions since the last sweep.
+    pub(crate) fn forget_evictions(&self) {
+        let recent = self.evicted.take();
+        let recent =
+            recent.iter().map(|table| (table.subject().to_owned(), table.condition_reason()));
+        self.config_store.conditions.replace_kind(kind::TABLE_FULL, recent);
+    }
+
+    /// Lists dropped log lines among the conditions.
+    pub(crate) fn note_dropped_lines(&self, lines: u64) {
+        let (kind, subject) = (kind::LOG_LINES_DROPPED, "log");
+        match lines {
+            0 => self.config_store.conditions.clear(kind, subject),
+            _ => {
+                let reason = format!("lines that its output did not accept: {lines}");
+                self.config_store.conditions.set_condition(kind, subject, reason);
+            }
+        }
+    }
+
+    /// Lists a state directory that cannot be written among the conditions, and tries to write a certificate
+    /// that is not on disk.
+    pub(crate) fn note_state(&self, problem: Option<String>) {
+        if self.state.lacks_certificate()
+            && let Some(credential) = self.config_store.credential()
+        {
+            self.state.note_certificate(&credential.save(self.state.path()));
+        }
+        let (kind, directory) = (kind::STATE_UNWRITABLE, self.state.path().display().to_string());
+        match problem {
+            Some(problem) => self.config_store.conditions.set_condition(kind, &directory, problem),
+            None => self.config_store.conditions.clear(kind, &directory),
+        }
+    }
+}
+
+/// Follows one control plane after another for as long as the proxy lives.
+pub(crate) async fn follow_control(
+    control_client: Rc<ControlClient>,
+    mut requests: mpsc::Receiver<ProxyRequest>,
+) {
+    let mut subscriber = stored_world(&control_client);
+    let mut failures = 0_u32;
+    // Sidecars spread over the control planes: each begins at another one, and stays connected to it while it
+    // is available.
+    let mut control = control_client.config.control.clone();
+    let first = usize::try_from(control_client.seed % control.len().max(1) as u64).unwrap_or(0);
+    control.rotate_left(first);
+    loop {
+        for (place, address) in control.iter().enumerate() {
+            let began = Instant::now();
+            let ended = follow_one(&control_client, address, &mut subscriber, &mut requests).await;
+            control_client.connected.set(false);
+            control_client.telemetry.set_level(Level::ControlConnected, 0);
+            let lasted = matches!(ended, StreamError::Stream(_)) && began.elapsed() > STABLE;
+            if lasted {
+                control_client.outage.was_stable();
+            }
+            let serving = match control_client.config_store.current_config() {
+                Some(_) => Serving::Configuration,
+                None => Serving::Nothing,
+            };
+            if control_client.outage.record_failure(place, address, &ended, serving) {
+                return control_client.fatal.report_cause(StartError::Rejected(ended.into()));
+            }
+            failures = if lasted { 0 } else { failures.saturating_add(1) };
+            let lost = if lasted { FailureKind::Stream } else { FailureKind::Attempt };
+            let draw = control_client.seed.rotate_left(failures);
+            tokio::time::sleep(retry_delay(lost, failures, control.len(), draw)).await;
+        }
+        if control.is_empty() {
+            return tracing::warn!(
+                "no control plane is configured; using the stored configuration"
+            );
+        }
+    }
+}
+
+/// Applies the snapshot stored by the previous run, until a newer one arrives.
+fn stored_world(control_client: &ControlClient) -> Subscriber {
+    let subscriber = control_client.state.stored_subscriber();
+    let Some(update) = subscriber.current_update() else { return subscriber };
+    if update.snapshot.config.workload != control_client.config.workload {
+        tracing::warn!("the stored configuration is of another workload; waiting for a new one");
+        return Subscriber::new();
+    }
+    if let Err(error) = control_client.config_store.apply_update(update) {
+        tracing::warn!(%error, "the stored configuration is unusable; waiting for a new one");
+        return Subscriber::new();
+    }
+    control_client.snapshot_store.note_stored(update.clone());
+    // Services that were used before are likely to be used again; the others become idle and are dropped. Names
+    // without a service are dropped: most are mistyped, and a new request queries them again.
+    control_client.subscribed.borrow_mut().extend(update.snapshot.services.keys().cloned());
+    control_client.asked.borrow_mut().extend(update.snapshot.addresses.keys().copied());
+    control_client.dns_names.borrow_mut().extend(update.snapshot.names.keys().cloned());
+    subscriber
+}
+
+/// Serves one stream, from connecting to its end.
+async fn follow_one(
+    control_client: &Rc<ControlClient>,
+    control: &ControlAddress,
+    subscriber: &mut Subscriber,
+    requests: &mut mpsc::Receiver<ProxyRequest>,
+) -> StreamError {
+    let credential = match ensure_credential(control_client, control).await {
+        Ok(credential) => credential,
+        Err(ended) => return ended,
+    };
+    let stream = match connect_control(control_client, control, &credential).await {
+        Ok(stream) => stream,
+        Err(ended) => return ended,
+    };
+    control_client.connected.set(true);
+    control_client.outage.record_connected(control);
+    control_client.telemetry.set_level(Level::ControlConnected, 1);
+    control_client.shard.add(Count::ControlConnects, 1);
+    let hello = Hello {
+        workload: control_client.config.workload.clone(),
+        listeners: control_client.listening.borrow().clone(),
+        admin: Some(control_client.admin),
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        services: control_client.subscribed.borrow().keys().cloned().collect(),
+        addresses: control_client.asked.borrow().keys().copied().collect(),
+        dns_names: control_client.dns_names.borrow().keys().cloned().collect(),
+        session: session_number(SystemTime::now()),
+        ca_generation: credential.ca_generation(),
+        process: control_client.seed,
+        report: control_client.status_report(),
+        answers_queries: control_client.queries.is_some(),
+    };
+    let mut station = StreamHandler { control_client };
+    control_client.counted.borrow_mut().start_stream(Instant::now());
+    let followed =
+        leno_discovery::follow_control_plane(stream, hello, subscriber, requests, &mut station);
+    let ended = followed.await;
+    // Taps end with the stream; those still active are requested again.
+    control_client.config_store.observability.replace_taps(&[]);
+    StreamError::Stream(ended)
+}
+
+/// The handler of one stream: receives configuration, sends traffic counts and tapped requests.
+struct StreamHandler<'a> {
+    control_client: &'a ControlClient,
+}
+
+impl leno_discovery::UpdateHandler for StreamHandler<'_> {
+    fn apply_update(&mut self, update: ConfigUpdate) -> Result<(), Vec<ResourceRejection>> {
+        apply_update(self.control_client, update)
+    }
+
+    fn take_traffic(&mut self) -> Option<TrafficReport> {
+        self.control_client.counted.borrow_mut().take_changes(Instant::now())
+    }
+
+    fn set_taps(&mut self, taps: &[Tap]) {
+        self.control_client.config_store.observability.replace_taps(taps);
+    }
+
+    fn handle_query(&mut self, query: Query) {
+        let path = query.path.clone();
+        let sent = self.control_client.queries.as_ref().map(|queries| queries.try_send(query));
+        if !matches!(sent, Some(Ok(()))) {
+            tracing::debug!(path, "dropping a query of the control plane");
+        }
+    }
+}
+
+async fn connect_control(
+    control_client: &ControlClient,
+    control: &ControlAddress,
+    credential: &Credential,
+) -> Result<TlsStream<TcpStream>, StreamError> {
+    let expected = control_id(&control_client.config.trust_domain);
+    let config = client_config(credential, &expected, &[leno_discovery::ALPN])?;
+    connect_tls(control_client, control, config).await
+}
+
+async fn connect_tls(
+    control_client: &ControlClient,
+    control: &ControlAddress,
+    config: Arc<ClientConfig>,
+) -> Result<TlsStream<TcpStream>, StreamError> {
+    let connected = async {
+        let tcp = connect_tcp(control_client, control).await?;
+        let address = tcp.peer_addr()?;
+        let name = ServerName::IpAddress(address.ip().into());
+        let tls = TlsConnector::from(config).connect(name, tcp).await?;
+        // The certificate proves that this is a control plane.
+        control_client.reached.record_reached(control, address);
+        Ok::<_, std::io::Error>(tls)
+    };
+    let max_wait = control_client.config.limits.handshake_timeout;
+    Ok(tokio::time::timeout(max_wait, connected).await.map_err(|_| StreamError::Timeout)??)
+}
+
+/// Connects to a control plane, at the first of its addresses that accepts.
+async fn connect_tcp(
+    control_client: &ControlClient,
+    control: &ControlAddress,
+) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+    for address in control_client.reached.find_addresses(control).await? {
+        let dialled = dial_address(address, &control_client.config.interception);
+        match tokio::time::timeout(control_client.config.limits.connect_timeout, dialled).await {
+            Ok(Ok(tcp)) => return Ok(tcp),
+            Ok(Err(error)) => last = error,
+            Err(_) => last = std::io::ErrorKind::TimedOut.into(),
+        }
+    }
+    Err(last)
+}
+
+/// Returns the current certificate, or requests a first one with a token.
+pub(crate) async fn ensure_credential(
+    control_client: &ControlClient,
+    control: &ControlAddress,
+) -> Result<Arc<Credential>, StreamError> {
+    let now = SystemTime::now();
+    if let Some(credential) =
+        control_client.config_store.credential().filter(|held| !held.is_expired(now))
+    {
+        return Ok(credential);
+    }
+    let proof = JoinCredential::read(&control_client.config)?;
+    let expected = control_id(&proof.trust_domain);
+    let config = join_client_config(&proof.roots, &expected, &[leno_discovery::JOIN_ALPN])?;
+    let key = PrivateKey::generate();
+    let is_once = control_client.config.account_token.is_none();
+    let stream = connect_tls(control_client, control, config)
+        .await
+        .map_err(|ended| ended.in_join(is_once))?;
+    let workload = &control_client.config.workload;
+    let issued =
+        leno_discovery::join(stream, &proof.token, workload, &key.certificate_request()).await?;
+    let credential = renew::accept_issued(control_client, key, issued)?;
+    proof.remove_token();
+    tracing::info!(id = %credential.id(), "joined the mesh");
+    Ok(credential)
+}
+
+/// Applies an update, or returns the resources that cannot be applied.
+fn apply_update(
+    control_client: &ControlClient,
+    update: ConfigUpdate,
+) -> Result<(), Vec<ResourceRejection>> {
+    if let Err(error) = control_client.config_store.apply_update(&update) {
+        control_client.shard.add(Count::ConfigUpdatesRejected, 1);
+        return Err(rejected_resources(&update, &error));
+    }
+    control_client.shard.add(Count::ConfigUpdatesApplied, 1);
+    control_client
+        .telemetry
+        .set_level(Level::ConfigServices, update.snapshot.services.len() as u64);
+    control_client.snapshot_store.queue_snapshot(update);
+    Ok(())
+}
+
+/// Returns the resources that contain a pattern that cannot be compiled.
+fn rejected_resources(update: &ConfigUpdate, error: &InvalidPattern) -> Vec<ResourceRejection> {
+    let Some(ObjectKey::HttpRoute(route) | ObjectKey::GrpcRoute(route)) = error.object.as_deref()
+    else {
+        return vec![ResourceRejection::new(ResourceKey::Workload, error.to_string())];
+    };
+    let services = update.snapshot.services.values();
+    let has_route = |view: &&Arc<leno_model::ServiceConfig>| {
+        view.ports.values().any(|port| port.rules.iter().any(|rule| rule.route == *route))
+    };
+    services
+        .filter(has_route)
+        .map(|view| {
+            ResourceRejection::new(ResourceKey::Service(view.name.clone()), error.to_string())
+        })
+        .collect()
+}
+
+/// Returns a number that increases with each stream, also over restarts, unless the clock is set back.
+fn session_number(now: SystemTime) -> u64 {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns the pause before the next attempt. All configured control planes are tried soon, and each with
+/// increasing backoff. Proxies that lost their streams at the same time spread over [`STORM_SPREAD`]; they
+/// serve their current configuration meanwhile.
+fn retry_delay(lost: FailureKind, failures: u32, controls: usize, draw: u64) -> Duration {
+    match lost {
+        FailureKind::Stream => {
+            let chance_ns = (u128::from(draw) * STORM_SPREAD.as_nanos()) >> 64;
+            Duration::from_nanos(u64::try_from(chance_ns).unwrap_or(u64::MAX))
+        }
+        FailureKind::Attempt => {
+            let controls = u32::try_from(controls.max(1)).unwrap_or(u32::MAX);
+            let round = failures.saturating_sub(1) / controls;
+            backoff::backoff_delay(round + 1, draw).min(RECONNECT_MAX)
+        }
+    }
+}
+
+/// The kind of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailureKind {
+    /// An established stream.
+    Stream,
+    /// A connection attempt.
+    Attempt,
+}
+
+/// The cause of the end of a stream, or of a failed attempt.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    #[error("it cannot be reached: {0}")]
+    Io(#[from] std::io::Error),
+    #[error(
+        "{cause}: the token is for another mesh, or another server uses the address of the control plane"
+    )]
+    Untrusted {
+        cause: std::io::Error,
+        /// True for a one-time token, which cannot change by itself.
+        is_final: bool,
+    },
+    #[error("it did not respond in time")]
+    Timeout,
+    #[error("cannot configure TLS: {0}")]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    JoinCredential(#[from] JoinCredentialError),
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    #[error("the certificate that it issued is not usable: {0}")]
+    Certificate(#[from] renew::RenewalError),
+    #[error(transparent)]
+    Stream(DiscoveryError),
+}
+
+/// The age after which a stream counts as stable: the next failure then is the first.
+const STABLE: Duration = Duration::from_secs(30);
+/// The time over which proxies reconnect that lost stable streams, perhaps all at once. Traffic continues
+/// meanwhile; a control plane completes 1600 handshakes in about this time.
+const STORM_SPREAD: Duration = Duration::from_secs(1);
+/// The maximum pause between attempts: outages end within seconds of the return of the control plane.
+const RECONNECT_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_control_planes_are_tried_soon_and_each_ever_later() {
+        let upper =
+            |failures, controls| retry_delay(FailureKind::Attempt, failures, controls, u64::MAX);
+        assert!([1, 2, 3].iter().all(|failures| upper(*failures, 3) <= backoff::DELAY_MIN));
+        assert!(upper(4, 3) > backoff::DELAY_MIN && upper(2, 1) > backoff::DELAY_MIN);
+        assert!(upper(30_000, 3) <= RECONNECT_MAX);
+    }
+
+    #[test]
+    fn those_who_lost_a_good_stream_together_come_back_spread() {
+        let pauses =
+            [0, u64::MAX / 2, u64::MAX].map(|draw| retry_delay(FailureKind::Stream, 0, 3, draw));
+        assert_eq!(pauses[0], Duration::ZERO);
+        assert!(pauses[1] > STORM_SPREAD * 2 / 5 && pauses[1] < STORM_SPREAD * 3 / 5);
+        assert!(pauses[2] > STORM_SPREAD * 9 / 10 && pauses[2] <= STORM_SPREAD);
+    }
+}

@@ -1,0 +1,117 @@
+//! Requests without an endpoint that wait for a workload that has just changed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leno_model::ServiceName;
+use leno_traffic::CompiledService;
+use tokio::time::{sleep, timeout};
+
+use crate::config_store::{ConfigSnapshot, ConfigStore};
+use crate::drain::Phase;
+use crate::upstream::priorities::Priorities;
+use crate::worker::Worker;
+
+/// The configuration version with which a request failed that may be routed again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outdated {
+    version: u64,
+    /// True if the configuration is current, and the sidecar of the endpoint has a newer one without the port.
+    is_behind: bool,
+}
+
+impl Outdated {
+    /// Returns `None` while one of these endpoints is current and its workload has the port.
+    #[cold]
+    pub(crate) fn detect(
+        config_store: &ConfigStore,
+        config: &ConfigSnapshot,
+        priorities: &Priorities,
+        has_lost_port: bool,
+    ) -> Option<Self> {
+        let is_current = priorities.endpoints().any(|endpoint| config_store.is_current(endpoint));
+        let outdated = Self { version: config.version, is_behind: is_current };
+        (has_lost_port || !is_current).then_some(outdated)
+    }
+}
+
+impl Worker {
+    /// Waits until a failed request for a service may be routed again. Returns false if no endpoint is
+    /// expected, or if the request, which began at `started`, has reached its maximum wait.
+    #[cold]
+    pub(crate) async fn endpoint_expected(
+        &self,
+        service: &ServiceName,
+        Outdated { version, is_behind }: Outdated,
+        started: Instant,
+    ) -> bool {
+        if is_behind {
+            let mut versions = self.config_store.subscribe();
+            let left = LAG_MAX.saturating_sub(started.elapsed());
+            if timeout(left, versions.wait_for(|newer| *newer > version)).await.is_err() {
+                return false;
+            }
+        }
+        let left = AWAITED_MAX.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return false;
+        }
+        let mut phase = self.phase.clone();
+        tokio::select! {
+            biased;
+            is_newer = wait_for_newer(&self.config_store, service, version) => is_newer,
+            () = sleep(left) => false,
+            // The drain does not wait for requests that have no endpoint.
+            _ = phase.wait_for(|phase| *phase == Phase::Draining) => false,
+        }
+    }
+}
+
+impl ConfigStore {
+    /// Returns the outlook of a request that found no endpoint of a service in a configuration version.
+    fn endpoint_outlook(&self, service: &ServiceName, version: u64) -> EndpointOutlook {
+        let Some(config) = self.current_config() else { return EndpointOutlook::None };
+        let plan = config.plans.service(service);
+        let awaited = plan.filter(|plan| plan.config.awaited);
+        let is_empty =
+            |plan: &Arc<CompiledService>| plan.ports.values().all(|port| port.endpoints.is_empty());
+        match awaited {
+            Some(plan) if is_empty(plan) || config.version == version => EndpointOutlook::Awaited,
+            _ if config.version != version => EndpointOutlook::Newer,
+            _ => EndpointOutlook::None,
+        }
+    }
+}
+
+/// The outlook of a request without an endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EndpointOutlook {
+    /// A newer configuration exists: the request may be routed by it.
+    Newer,
+    /// An endpoint is expected.
+    Awaited,
+    /// No endpoint is expected.
+    None,
+}
+
+/// Waits for a later configuration in which a request for a service may succeed. Returns false if none is
+/// expected.
+async fn wait_for_newer(config_store: &ConfigStore, service: &ServiceName, version: u64) -> bool {
+    let mut changes = config_store.subscribe();
+    loop {
+        match config_store.endpoint_outlook(service, version) {
+            EndpointOutlook::Newer => return true,
+            EndpointOutlook::None => return false,
+            EndpointOutlook::Awaited => {}
+        }
+        // The configuration store outlives its requests.
+        if changes.changed().await.is_err() {
+            return false;
+        }
+    }
+}
+
+/// The maximum wait of a request: the old sidecar drains, the application ends, and the new sidecar starts.
+const AWAITED_MAX: Duration = Duration::from_secs(20);
+/// The time in which both sidecars of a request apply a change, unless the control plane is not reachable.
+const LAG_MAX: Duration = Duration::from_secs(1);

@@ -1,0 +1,85 @@
+//! TLS configurations of a gateway for external clients, one per port that terminates TLS.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leno_identity::edge_config;
+use leno_model::{Gateway, GatewayCertificate, GatewayListener, GatewayPortRules, HostPattern};
+use leno_traffic::CompiledSnapshot;
+use rustls::ServerConfig;
+
+use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
+
+/// A configuration for each port that terminates TLS; `None` if its certificates cannot be used.
+pub(crate) type GatewayTlsConfigs = BTreeMap<u16, Option<Arc<ServerConfig>>>;
+
+/// Builds the configurations of a snapshot. Those of the previous one are reused while their certificates are
+/// the same, so that sessions can be resumed. Unusable certificates are logged once.
+pub(crate) fn build_configs(
+    plans: &CompiledSnapshot,
+    before: Option<(&CompiledSnapshot, &GatewayTlsConfigs)>,
+) -> GatewayTlsConfigs {
+    let Some(gateway) = plans.snapshot.config.gateway.as_deref() else {
+        return BTreeMap::new();
+    };
+    if let Some(plan) = &plans.gateway
+        && before
+            .and_then(|(plans, _)| plans.gateway.as_ref())
+            .is_none_or(|it| !Arc::ptr_eq(it, plan))
+    {
+        for bad in &plan.bad {
+            tracing::warn!(gateway = %gateway.name, reason = %bad, "gateway rule ignored");
+        }
+    }
+    let ports = gateway.ports.iter().filter_map(|port| match &port.serves {
+        GatewayPortRules::Https(listeners) => Some((port.port, listeners)),
+        GatewayPortRules::Http(_) | GatewayPortRules::Passthrough(_) | GatewayPortRules::Tcp(_) => {
+            None
+        }
+    });
+    let configs = ports.map(|(port, listeners)| {
+        let kept = before.and_then(|before| reuse_config(before.0, before.1, port, listeners));
+        (port, kept.unwrap_or_else(|| build_config(gateway, port, listeners)))
+    });
+    configs.collect()
+}
+
+fn reuse_config(
+    plans: &CompiledSnapshot,
+    configs: &GatewayTlsConfigs,
+    port: u16,
+    listeners: &[GatewayListener],
+) -> Option<Option<Arc<ServerConfig>>> {
+    let gateway = plans.snapshot.config.gateway.as_deref()?;
+    let before = gateway.ports.iter().find(|known| known.port == port)?;
+    let GatewayPortRules::Https(before) = &before.serves else { return None };
+    let config = configs.get(&port)?;
+    tls_fields(before).eq(tls_fields(listeners)).then(|| config.clone())
+}
+
+/// Returns the listener fields that the TLS configuration depends on.
+fn tls_fields(
+    listeners: &[GatewayListener],
+) -> impl Iterator<Item = (Option<&HostPattern>, &[GatewayCertificate])> {
+    listeners.iter().map(|listener| (listener.hostname.as_ref(), &*listener.certificates))
+}
+
+fn build_config(
+    gateway: &Gateway,
+    port: u16,
+    listeners: &[GatewayListener],
+) -> Option<Arc<ServerConfig>> {
+    match edge_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
+        Ok((config, bad)) => {
+            for bad in bad {
+                tracing::error!(gateway = %gateway.name, port, reason = %bad, "gateway listener certificate is not \
+                    usable");
+            }
+            Some(config)
+        }
+        Err(error) => {
+            tracing::error!(gateway = %gateway.name, port, %error, "gateway port not open");
+            None
+        }
+    }
+}

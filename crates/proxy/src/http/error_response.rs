@@ -1,0 +1,160 @@
+//! Error responses: reason → status, header, a sentence, by the table in `Reason`.
+
+use std::borrow::Cow;
+
+use leno_model::{FailureSide, REASON_FIELD, Reason, RetryCondition};
+use leno_traffic::FieldEdits;
+use leno_wire::link::ResetCode;
+
+use super::generated_response::GeneratedResponse;
+use super::respond::Responder;
+use crate::error::Failure;
+use crate::session::{ListenerKind, Session};
+
+/// Sends an error response. External clients receive the reason without names. `bodiless`: the client reads no
+/// body. `is_call`: a gRPC call, which expects `grpc-status`. `edits`: the CORS headers. Returns false if no
+/// response is possible and the client must be disconnected.
+pub(crate) async fn send_error(
+    failure: &Failure,
+    session: &Session,
+    responder: &mut Responder<'_>,
+    bodiless: bool,
+    is_call: bool,
+    edits: Option<&FieldEdits>,
+) -> bool {
+    let status = failure.status();
+    if status == 0 {
+        return false;
+    }
+    let is_external_client = session.gateway_connection.is_some();
+    let to_sidecar = session.is_private;
+    let label = failure.reason.label();
+    let why = if is_external_client {
+        Cow::Borrowed(label)
+    } else {
+        let side = side_name(failure.reason.side());
+        let workload = &session.worker.config.workload;
+        Cow::Owned(format!("{label};side={side};workload=\"{workload}\""))
+    };
+    match responder {
+        // The application responds, and has not processed this request.
+        Responder::Link { stream, .. } if failure.reason == Reason::UpstreamRefused => {
+            stream.reset(ResetCode::Refused);
+            true
+        }
+        // The request has not reached the application: the client's sidecar may know another endpoint.
+        Responder::Link { stream, .. } if failure.reason.retry() == RetryCondition::Always => {
+            stream.reset_for(ResetCode::Unreachable, failure.reason);
+            true
+        }
+        // The attempt failed half-way: only the client's sidecar can decide about a retry.
+        Responder::Link { stream, .. } if failure.reason.retry() == RetryCondition::IfUnsent => {
+            stream.reset(failure.reset.unwrap_or(ResetCode::Failed));
+            true
+        }
+        responder if is_for_call(responder, is_call) => {
+            let code = failure.grpc_status().code().to_string();
+            // Applications log this message; `leno explain` accepts its reason.
+            let message = format!("{label}: {}", failure_caption(failure, session, responder));
+            let fields = [
+                (REASON_FIELD, &*why),
+                ("content-type", "application/grpc"),
+                (GRPC_STATUS, &*code),
+                ("grpc-message", &*message),
+            ];
+            let fields = with_own(failure, &fields);
+            let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
+            let (status, rejects) = (200, true);
+            let answer =
+                GeneratedResponse { status, fields: &fields, text: "", edits, rejects, to_sidecar };
+            answer.send(responder, true).await
+        }
+        responder => {
+            let text = render_body(
+                failure,
+                is_external_client,
+                failure_caption(failure, session, responder),
+            );
+            let fields = [(REASON_FIELD, &*why), ("content-type", "text/plain; charset=utf-8")];
+            let fields = with_own(failure, &fields);
+            let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
+            let (fields, text, rejects) = (&*fields, &*text, true);
+            let answer = GeneratedResponse { status, fields, text, edits, rejects, to_sidecar };
+            answer.send(responder, bodiless).await
+        }
+    }
+}
+
+/// True for a response in gRPC format: trailers-only, with the status among them. Clients map a bare HTTP
+/// status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
+fn is_for_call(responder: &Responder<'_>, is_call: bool) -> bool {
+    match responder {
+        Responder::Http2 { grpc, .. } => *grpc,
+        Responder::Link { .. } => is_call,
+        Responder::Http1 { .. } => false,
+    }
+}
+
+/// Merges the fields of an error response with those of the policy. Those of the policy take precedence, except
+/// for fields that are necessary to interpret the response.
+fn with_own<'a>(
+    failure: &'a Failure,
+    fields: &[(&'a str, &'a str)],
+) -> Vec<(&'a str, Cow<'a, str>)> {
+    let is_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS);
+    let ours = |name: &str| match name {
+        REASON_FIELD | "date" => true,
+        "content-type" => is_call,
+        name => is_call && name.starts_with("grpc-"),
+    };
+    let own = failure.answer.iter().flat_map(|answer| &answer.headers);
+    let own = own.filter(|header| !ours(&header.name));
+    let own: Vec<(&str, Cow<'_, str>)> =
+        own.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
+    let retry_after =
+        failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
+    let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
+    let is_replaced = |name: &str| own.iter().any(|(own, _)| *own == name);
+    let fields = fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
+    let fields: Vec<(&str, Cow<'_, str>)> = fields.collect();
+    fields.into_iter().chain(own).collect()
+}
+
+/// Returns the sentence about the failure.
+fn failure_caption(
+    failure: &Failure,
+    session: &Session,
+    responder: &Responder<'_>,
+) -> &'static str {
+    match responder {
+        // The only HTTP/2 response on that port.
+        Responder::Http2 { .. } if session.listener_kind == ListenerKind::HttpProxy => HTTP_PROXY,
+        _ => failure.reason.caption(),
+    }
+}
+
+fn render_body(failure: &Failure, is_external_client: bool, caption: &str) -> String {
+    if let Some(body) = failure.answer.as_ref().and_then(|answer| answer.body.clone()) {
+        return body;
+    }
+    match &failure.policy {
+        Some(policy) if !is_external_client => {
+            format!("leno: {caption} ({} {policy})\n", policy.policy_kind())
+        }
+        _ => format!("leno: {caption}\n"),
+    }
+}
+
+fn side_name(side: FailureSide) -> &'static str {
+    match side {
+        FailureSide::Downstream => "downstream",
+        FailureSide::Mesh => "mesh",
+        FailureSide::Upstream => "upstream",
+    }
+}
+
+/// The sentence for clients that use HTTP/2 on the HTTP proxy port.
+const HTTP_PROXY: &str =
+    "The HTTP proxy supports HTTP/1.1 only, and the client sent HTTP/2 with prior knowledge.";
+/// The field with the status of a call.
+const GRPC_STATUS: &str = "grpc-status";

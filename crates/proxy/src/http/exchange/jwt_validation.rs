@@ -1,0 +1,227 @@
+//! The stage that verifies the JWTs of requests.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use leno_identity::{JwtError, JwtRequirements, UnverifiedJwt, texts_of};
+use leno_model::{FixedResponse, Header, HeaderEdits, IssuerKeys, JwtIssuer, JwtLocation, Reason};
+use leno_telemetry::GrpcStatus;
+use leno_traffic::request_checks::CompiledJwtValidation;
+use leno_traffic::{HeaderLookup, RequestView, is_similar_name, similar_parameters};
+use serde_json::{Map, Value};
+
+use super::Exchange;
+use crate::error::Failure;
+use crate::http::request::Request;
+use crate::worker::Worker;
+
+/// The claims of a request's tokens, all verified.
+#[derive(Default)]
+pub(super) struct TokenClaims {
+    claims: Vec<Map<String, Value>>,
+    /// The only token, to which the claims belong.
+    token: Option<String>,
+    /// The headers set for the application from claims, and the removal of client headers with these names.
+    pub(super) edits: HeaderEdits,
+}
+
+/// A request with the claims of its token, and with the headers that the application will receive.
+pub(super) struct AuthenticatedRequest<'a> {
+    pub(super) request: &'a Request<'a>,
+    pub(super) token_claims: &'a TokenClaims,
+}
+
+impl HeaderLookup for AuthenticatedRequest<'_> {
+    fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.replaced_value(name).unwrap_or_else(|| self.request.joined_values(name))
+    }
+
+    fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
+        let reported =
+            self.find_replaced(|known| is_similar_name(known.as_bytes(), name.as_bytes()));
+        reported.unwrap_or_else(|| self.request.find_similar(name))
+    }
+
+    fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
+        self.replaced_value(name).unwrap_or_else(|| self.request.first_value(name))
+    }
+
+    fn claim_values(&self, name: &str) -> Vec<String> {
+        self.token_claims.claims.iter().flat_map(|claims| texts_of(claims, name)).collect()
+    }
+}
+
+impl AuthenticatedRequest<'_> {
+    /// Returns the value of a header that is replaced (`None` inside: removed).
+    fn replaced_value(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
+        self.find_replaced(|known| known == name)
+    }
+
+    fn find_replaced(&self, is_named: impl Fn(&str) -> bool) -> Option<Option<Cow<'_, str>>> {
+        let HeaderEdits { set, remove, .. } = &self.token_claims.edits;
+        if let Some(set) = set.iter().find(|set| is_named(&set.name)) {
+            return Some(Some(Cow::Borrowed(&set.value)));
+        }
+        remove.iter().any(|removed| is_named(removed)).then_some(None)
+    }
+}
+
+impl Exchange<'_, '_> {
+    /// Verifies the tokens required by policies.
+    pub(super) fn verify_tokens(
+        &self,
+        rules: &[CompiledJwtValidation],
+        view: &RequestView<'_>,
+    ) -> Result<TokenClaims, Failure> {
+        let mut token_claims = TokenClaims::default();
+        for rule in rules {
+            let before = token_claims.claims.len();
+            // Headers with these names are set by this sidecar only.
+            let reported = rule.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
+            for forward in reported {
+                remove(&mut token_claims.edits, &forward.header);
+            }
+            verify_all(&self.session.worker, rule, view, &mut token_claims)
+                .map_err(|bad| token_rejection(rule, Some(bad)))?;
+            if token_claims.claims.len() == before && rule.is_required(view) {
+                return Err(token_rejection(rule, None));
+            }
+        }
+        self.request.remove_similar(&mut token_claims.edits);
+        Ok(token_claims)
+    }
+}
+
+/// Verifies that every token in the request is accepted.
+fn verify_all(
+    worker: &Worker,
+    rule: &CompiledJwtValidation,
+    view: &RequestView<'_>,
+    token_claims: &mut TokenClaims,
+) -> Result<(), JwtError> {
+    let mut places: Vec<&JwtLocation> = Vec::new();
+    for place in rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations) {
+        if places.contains(&place) {
+            continue;
+        }
+        places.push(place);
+        let Some(token) = find_token(place, view)? else { continue };
+        // Two tokens could each contribute half of the claims that a rule requires.
+        match &token_claims.token {
+            Some(known) if *known != *token => return Err(JwtError::Malformed),
+            Some(_) => {}
+            None => token_claims.token = Some(token.clone().into_owned()),
+        }
+        let token = UnverifiedJwt::read(&token)?;
+        let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.locations.contains(place));
+        let issuer = issuers.into_iter().find(|it| token.issuer() == Some(&it.issuer));
+        let issuer = issuer.ok_or(JwtError::Issuer)?;
+        let IssuerKeys::Set(keys) = &issuer.keys else { return Err(JwtError::Keys) };
+        let keys = worker.jwt_keys(keys).ok_or(JwtError::Signature)?;
+        let expected = JwtRequirements {
+            issuer: &issuer.issuer,
+            aud: &issuer.aud,
+            clock_skew: issuer.clock_skew,
+            requires_expiration: issuer.requires_expiration,
+            max_age: issuer.max_age,
+            now: SystemTime::now(),
+        };
+        let claims = token.verify(&keys, expected)?;
+        forward_claims(issuer, place, &claims, &mut token_claims.edits);
+        token_claims.claims.push(claims);
+    }
+    Ok(())
+}
+
+/// Returns the token at a place. Two headers with equal or similar names are an error: an application may read
+/// the one that was not verified.
+fn find_token<'a>(
+    place: &JwtLocation,
+    view: &'a RequestView<'_>,
+) -> Result<Option<Cow<'a, str>>, JwtError> {
+    match place {
+        JwtLocation::Header { name, prefix } => {
+            let similar = view.fields.find_similar(name);
+            let Some(value) = view.fields.first_value(name) else {
+                return if similar.is_none() { Ok(None) } else { Err(JwtError::Malformed) };
+            };
+            let scheme = prefix.trim_end();
+            let bare = match value.get(..scheme.len()) {
+                Some(begin) if begin.eq_ignore_ascii_case(scheme) => value.get(scheme.len()..),
+                Some(_) | None => None,
+            };
+            // Any white space ends a scheme: applications may split there.
+            let ends = |rest: &&str| scheme == prefix || rest.starts_with(char::is_whitespace);
+            let bare = bare.filter(ends);
+            if similar.is_some_and(|all| all.len() != value.len()) {
+                return Err(JwtError::Malformed);
+            }
+            Ok(bare.map(|token| Cow::Owned(token.trim().to_owned())))
+        }
+        JwtLocation::Query(name) => {
+            let mut parameters = similar_parameters(view.query.unwrap_or_default(), name);
+            match (parameters.next(), parameters.next()) {
+                (None, _) => Ok(None),
+                // A variant spelling of the name, or a missing value, is not accepted as a token.
+                (Some(one), None) => {
+                    let token = one.strip_prefix(name.as_str()).and_then(|it| it.strip_prefix('='));
+                    token.map(|token| Some(Cow::Borrowed(token))).ok_or(JwtError::Malformed)
+                }
+                (Some(_), Some(_)) => Err(JwtError::Malformed),
+            }
+        }
+    }
+}
+
+/// Sets the headers for the application from the claims of a token.
+fn forward_claims(
+    issuer: &JwtIssuer,
+    place: &JwtLocation,
+    claims: &Map<String, Value>,
+    edits: &mut HeaderEdits,
+) {
+    if let JwtLocation::Header { name, .. } = place
+        && !issuer.forward_original_token
+    {
+        remove(edits, name);
+    }
+    for forward in &issuer.claim_to_headers {
+        // A comma inside an element would split it in two.
+        let texts = texts_of(claims, &forward.claim);
+        let texts: Vec<String> = match texts.as_slice() {
+            [_] => texts,
+            _ => texts.into_iter().filter(|text| !text.contains(',')).collect(),
+        };
+        let value = texts.join(",");
+        if !value.is_empty() && HeaderEdits::is_value(&value) {
+            edits.remove.retain(|name| *name != forward.header);
+            edits.set.retain(|set| set.name != forward.header);
+            edits.set.push(Header { name: forward.header.clone(), value });
+        }
+    }
+}
+
+fn remove(edits: &mut HeaderEdits, name: &str) {
+    let is_set = edits.set.iter().any(|set| set.name == name);
+    if !is_set && !edits.remove.iter().any(|removed| removed == name) {
+        edits.remove.push(name.to_owned());
+    }
+}
+
+/// RFC 6750 §3: a client without a token learns the scheme, and no error code.
+fn token_rejection(rule: &CompiledJwtValidation, bad: Option<JwtError>) -> Failure {
+    let realm = &rule.policy.name;
+    let (reason, value, body) = match bad {
+        None => (Reason::TokenMissing, format!("Bearer realm=\"{realm}\""), None),
+        Some(bad) => {
+            let error = "error=\"invalid_token\"";
+            let value = format!("Bearer realm=\"{realm}\", {error}, error_description=\"{bad}\"");
+            (Reason::TokenInvalid, value, Some(format!("leno: {bad}\n")))
+        }
+    };
+    let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
+    let answer = Some(Arc::new(FixedResponse { status: None, body, headers }));
+    let grpc = Some(GrpcStatus::of_http(reason.status()));
+    Failure { policy: Some(rule.policy_decision()), answer, grpc, ..reason.into() }
+}

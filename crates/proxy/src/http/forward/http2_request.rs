@@ -1,0 +1,88 @@
+//! Requests to HTTP/2 servers, with all edits of rules applied.
+
+use bytes::BytesMut;
+use leno_model::Reason;
+use leno_telemetry::trace::{PropagatedHeaders, TraceSpan};
+use leno_wire::http1::{Framing, Parsed, write_request};
+
+use super::request_edits;
+use crate::http::exchange::Exchange;
+use crate::http::generated_response;
+use crate::http::request::{ParsedTarget, Request};
+use crate::http2::{connect, head};
+use crate::upstream::AttemptTarget;
+
+/// Returns the head of the request, for the application or for a peer without links.
+///
+/// # Errors
+/// `bad-request` for requests that HTTP/2 cannot express, `unsupported` for an upgrade that offers a choice of
+/// protocols, `head-too-large` if rules enlarge it too much.
+pub(super) fn http2_request(
+    exchange: &Exchange<'_, '_>,
+    request_target: &ParsedTarget<'_>,
+    attempt_target: &AttemptTarget,
+) -> Result<http::Request<()>, Reason> {
+    match attempt_target {
+        AttemptTarget::Application(_) => {
+            let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
+            let target = request_target.origin.as_deref().or(std::str::from_utf8(target).ok());
+            let mut asked = head_of(
+                exchange.request,
+                "http",
+                attempt_target,
+                request_target.authority,
+                target.unwrap_or_default(),
+            )?;
+            if let Some(rule) = &exchange.actions {
+                generated_response::edit_fields(&rule.request, asked.headers_mut())
+                    .ok_or(Reason::BadRequest)?;
+            }
+            let context = exchange.span().map(PropagatedHeaders::from_span);
+            let replaced = exchange.span().map_or(&[][..], TraceSpan::replaced_headers);
+            head::add_fields(&mut asked, &exchange.added_headers(context.as_ref()), replaced);
+            Ok(asked)
+        }
+        // Rules are applied in one place: the head is written as for a link, and parsed as at the end of one.
+        AttemptTarget::Upstream(upstream) => {
+            let context = exchange.span().map(PropagatedHeaders::from_span);
+            let added = exchange.added_headers(context.as_ref());
+            let mut bytes = BytesMut::new();
+            let edits = request_edits(
+                exchange,
+                request_target,
+                exchange.actions.as_deref(),
+                Framing::Outside,
+                &added,
+            );
+            write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
+            let mut head = exchange.session.worker.request_heads.lend();
+            match head.parse(&bytes) {
+                Ok(Parsed::Complete(_)) => {}
+                Ok(Parsed::Partial) | Err(_) => return Err(Reason::HeadTooLarge),
+            }
+            let upgrade = exchange.request.upgrade;
+            let request = Request { bytes: bytes.freeze(), head: &head, upgrade };
+            let request_target = request.parse_target()?;
+            let target = request.head.target.slice_in(&request.bytes);
+            let target = std::str::from_utf8(target).unwrap_or_default();
+            let is_plain = upstream.endpoint.account.is_none();
+            let scheme = if is_plain { "http" } else { "https" };
+            head_of(&request, scheme, attempt_target, request_target.authority, target)
+        }
+    }
+}
+
+fn head_of(
+    request: &Request<'_>,
+    scheme: &str,
+    attempt_target: &AttemptTarget,
+    authority: &str,
+    target: &str,
+) -> Result<http::Request<()>, Reason> {
+    let address = attempt_target.address().to_string();
+    let authority = if authority.is_empty() { &address } else { authority };
+    match request.upgrade {
+        true => connect::from_upgrade(request, (scheme, authority, target)),
+        false => head::request_to(&request.bytes, request.head, scheme, authority, target),
+    }
+}

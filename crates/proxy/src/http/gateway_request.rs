@@ -1,0 +1,150 @@
+//! Requests of external clients at a gateway: selection of listener and rule, and headers about the client.
+
+use std::sync::Arc;
+
+use leno_model::{ClientAuthorization, Reason, Scheme, WeightedBackend};
+use leno_traffic::{
+    CompiledActions, CompiledGatewayPort, CompiledService, GatewayChoice, RequestView, RouteChoice,
+    SessionAffinity,
+};
+
+use super::date;
+use super::exchange::Exchange;
+use super::request::{ParsedTarget, Request};
+use super::route::{Destination, ResolvedRoute, may_keep, to_port};
+use crate::config_store::ConfigSnapshot;
+use crate::error::Failure;
+use crate::record::ExchangeRecord;
+use crate::rule_matches;
+use crate::session::{GatewayConnection, Session};
+
+/// Routes a request that arrived on a port of the gateway.
+pub(crate) async fn route_request(
+    session: &Session,
+    gateway_connection: &GatewayConnection,
+    request: &Request<'_>,
+    request_target: &ParsedTarget<'_>,
+    record: &mut ExchangeRecord<'_>,
+) -> Result<ResolvedRoute, Failure> {
+    let worker = &session.worker;
+    let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
+    record.subject.port = gateway_connection.port;
+    // The connection may be older than the configuration.
+    let plan = config
+        .plans
+        .gateway
+        .as_ref()
+        .and_then(|plan| plan.ports.get(&gateway_connection.port).cloned());
+    let plan = plan.ok_or(Reason::NoRoute)?;
+    let (listeners, server_name) = match (&*plan, gateway_connection.scheme) {
+        (CompiledGatewayPort::Http(listeners), Scheme::Http) => (listeners, None),
+        (CompiledGatewayPort::Https(listeners), Scheme::Https) => {
+            (listeners, Some(gateway_connection.server_name.as_deref()))
+        }
+        _ => return Err(Reason::NoRoute.into()),
+    };
+    let view = request.request_view(request_target);
+    let mut choice = listeners.choose_backend(&view, server_name, worker.random_number());
+    let session_affinity = match &mut choice {
+        GatewayChoice::Route(choice) => SessionAffinity::for_request(
+            choice,
+            &config.plans,
+            may_keep(worker, &config, None, &view),
+            &view,
+            date::since_epoch,
+        ),
+        _ => None,
+    };
+    match choice {
+        GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
+            rule_matches::count_route(&worker.shard, rule);
+            record.subject.route = Some(rule.route.clone());
+            let resolved_route = to_backend(session, backend, &view, record).await?;
+            let actions = rule.actions_at(index).cloned();
+            Ok(ResolvedRoute {
+                timeout: rule.request_timeout,
+                actions,
+                session_affinity,
+                ..resolved_route
+            })
+        }
+        GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
+            rule_matches::count_route(&worker.shard, rule);
+            record.subject.route = Some(rule.route.clone());
+            let actions = rule.actions.clone();
+            let redirection = actions.as_ref().and_then(|it| {
+                it.redirection_at(&view, gateway_connection.scheme, gateway_connection.port)
+            });
+            let redirection = redirection.ok_or(Reason::InvalidBackend)?;
+            let resolved_route =
+                ResolvedRoute::to_destination(config.clone(), Destination::Redirected(redirection));
+            Ok(ResolvedRoute { actions, ..resolved_route })
+        }
+        GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
+            rule_matches::count_route(&worker.shard, rule);
+            record.subject.route = Some(rule.route.clone());
+            Err(Reason::InvalidBackend.into())
+        }
+        GatewayChoice::Route(RouteChoice::NoRoute | RouteChoice::Direct)
+        | GatewayChoice::NoRoute { .. } => Err(Reason::NoRoute.into()),
+        GatewayChoice::Misdirected => Err(Reason::Misdirected.into()),
+    }
+}
+
+/// Returns the service of a backend. Backends of a gateway's rules need no subscription, and may arrive a
+/// moment later than the rules.
+pub(crate) async fn service_of(
+    session: &Session,
+    backend: &WeightedBackend,
+) -> Result<(Arc<ConfigSnapshot>, Arc<CompiledService>), Reason> {
+    let worker = &session.worker;
+    let max_wait = worker.config.limits.discovery_timeout;
+    let found = worker.config_store.with_service(&backend.service, max_wait).await;
+    let (config, plan) = found.map_err(|reason| match reason {
+        Reason::UnknownService => Reason::InvalidBackend,
+        reason => reason,
+    })?;
+    worker.retire_removed(&config);
+    match plan.config.client_authorization {
+        ClientAuthorization::Denied => Err(Reason::DeniedOutbound),
+        ClientAuthorization::Allowed => Ok((config, plan)),
+    }
+}
+
+/// Returns the endpoints of a backend.
+async fn to_backend(
+    session: &Session,
+    backend: &WeightedBackend,
+    view: &RequestView<'_>,
+    record: &mut ExchangeRecord<'_>,
+) -> Result<ResolvedRoute, Failure> {
+    let worker = &session.worker;
+    let (config, plan) = service_of(session, backend).await?;
+    let port = plan.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
+    record.subject.service = Some(backend.service.clone());
+    record.subject.port = backend.port;
+    Ok(to_port(worker, config, port, view)?)
+}
+
+impl Exchange<'_, '_> {
+    /// Adds `x-forwarded-for` and `x-forwarded-proto` for requests of external clients, unless a rule sets or
+    /// removes them.
+    pub(super) fn tell_of_client(
+        &mut self,
+        gateway_connection: &GatewayConnection,
+        actions: Option<&Arc<CompiledActions>>,
+    ) {
+        let client = [
+            ("x-forwarded-for", self.session.peer.ip().to_string()),
+            ("x-forwarded-proto", gateway_connection.scheme.as_str().to_owned()),
+        ];
+        let is_said = |name: &str| {
+            actions.is_some_and(|it| {
+                it.request.remove.iter().any(|known| **known == *name)
+                    || it.request.appended().any(|(known, _)| known == name)
+            })
+        };
+        let reported = client.into_iter().filter(|(name, _)| !is_said(name));
+        self.marks.extend(reported.map(|(name, value)| (name.to_owned(), value)));
+    }
+}

@@ -1,0 +1,48 @@
+//! A pool of temporary objects that keep their allocation.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+
+/// Unused values of one thread.
+#[derive(Default)]
+pub(crate) struct ObjectPool<T>(RefCell<Vec<T>>);
+
+impl<T: Default> ObjectPool<T> {
+    /// Returns a used or a new value. A used value still has its previous content.
+    pub(crate) fn lend(&self) -> PooledObject<'_, T> {
+        let value = self.0.borrow_mut().pop().unwrap_or_default();
+        PooledObject { owner: self, value }
+    }
+}
+
+/// A value that returns to the pool when it is dropped.
+pub(crate) struct PooledObject<'a, T: Default> {
+    owner: &'a ObjectPool<T>,
+    value: T,
+}
+
+impl<T: Default> Deref for PooledObject<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: Default> DerefMut for PooledObject<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T: Default> Drop for PooledObject<'_, T> {
+    fn drop(&mut self) {
+        let mut spare = self.owner.0.borrow_mut();
+        if spare.len() < SPARE_MAX {
+            spare.push(std::mem::take(&mut self.value));
+        }
+    }
+}
+
+/// The maximum number of values kept by one thread: as many as one turn of its event loop uses at once.
+const SPARE_MAX: usize = 64;

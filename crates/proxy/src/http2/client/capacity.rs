@@ -1,0 +1,267 @@
+//! Acquisition of a stream slot: on an open connection, or on a new one.
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use leno_model::Reason;
+use leno_telemetry::Count;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::{sleep, timeout};
+
+use super::{
+    CONNECTIONS_MAX, FEW_STREAMS, Http2Checkout, Http2Connection, Http2Pool, SHORT_CONNECTIONS_MAX,
+    connect_http2,
+};
+use crate::io::Io;
+use crate::upstream::connect;
+use crate::worker::Worker;
+
+/// The requests that wait for room, in order of arrival. The first one gets the next slot.
+#[derive(Default)]
+pub(super) struct PendingQueue {
+    first: Mutex<()>,
+    length: Cell<usize>,
+}
+
+/// A request in the queue.
+struct QueuePosition<'a>(&'a PendingQueue);
+
+impl<'a> QueuePosition<'a> {
+    fn join_queue(queue: &'a PendingQueue) -> Self {
+        queue.length.set(queue.length.get() + 1);
+        Self(queue)
+    }
+}
+
+impl Drop for QueuePosition<'_> {
+    fn drop(&mut self) {
+        self.0.length.set(self.0.length.get() - 1);
+    }
+}
+
+/// The attempts to open another connection. They continue if the request that started them is gone.
+#[derive(Default)]
+pub(super) struct ConnectionAttempts {
+    under_way: Cell<usize>,
+    /// The last attempt, if it failed.
+    failure: Cell<Option<FailedConnect>>,
+    /// Wakes the request that waits for the end of an attempt.
+    ended: Notify,
+}
+
+/// A failed attempt.
+#[derive(Clone, Copy)]
+struct FailedConnect {
+    reason: Reason,
+    at: Instant,
+    /// The time limit of the attempt.
+    max_wait: Duration,
+}
+
+/// A request that waits for a stream to an application.
+struct StreamRequest<'a> {
+    address: SocketAddr,
+    worker: &'a Rc<Worker>,
+    max_wait: Duration,
+    since: Instant,
+}
+
+impl Http2Pool {
+    /// Returns the first connection with room; `None` while other requests wait.
+    pub(crate) fn acquire_ready(&self) -> Option<Http2Checkout> {
+        match self.open.queue.length.get() {
+            0 => self.with_room(),
+            _ => None,
+        }
+    }
+
+    /// Returns a connection to the application on which a stream may be opened now, within `max_wait`.
+    pub(crate) async fn acquire_within(
+        &self,
+        address: SocketAddr,
+        worker: &Rc<Worker>,
+        max_wait: Duration,
+    ) -> Result<Http2Checkout, Reason> {
+        if let Some(ready) = self.acquire_ready() {
+            worker.shard.add(Count::CheckoutReused, 1);
+            return Ok(ready);
+        }
+        let wanted = StreamRequest { address, worker, max_wait, since: Instant::now() };
+        let queue = &self.open.queue;
+        let _queued = QueuePosition::join_queue(queue);
+        let first = async {
+            let first = queue.first.lock().await;
+            (first, self.wait_for_room().await)
+        };
+        let (_first, room) = timeout(max_wait, first).await.map_err(|_| self.timeout_reason())?;
+        match room {
+            Some(ready) => Ok(ready),
+            None => timeout(max_wait, self.room_on_any(wanted))
+                .await
+                .map_err(|_| self.timeout_reason())?,
+        }
+    }
+
+    /// Returns the reason for a timeout. A server without room for a stream is busy, not unresponsive.
+    fn timeout_reason(&self) -> Reason {
+        match self.is_open() {
+            true => Reason::UpstreamRefused,
+            false => Reason::ConnectTimeout,
+        }
+    }
+
+    /// Waits for room on a new connection or on an open one, whichever comes first. If no connection can be
+    /// opened, the request waits for the open ones: a server may accept only a few.
+    async fn room_on_any(&self, mut wanted: StreamRequest<'_>) -> Result<Http2Checkout, Reason> {
+        loop {
+            if let Some(room) = self.wait_for_room().await {
+                return Ok(room);
+            }
+            let openings = &self.open.openings;
+            let failure = openings.failure.get();
+            let shared = failure.filter(|failure| wanted.shares_failure(failure));
+            let has_failed = failure.is_some_and(|failure| failure.at.elapsed() < REST);
+            if self.is_open() && (has_failed || shared.is_some()) {
+                if let Ok(Some(room)) = timeout(REST, self.room_on_open()).await {
+                    return Ok(room);
+                }
+                wanted.since = Instant::now();
+                continue;
+            }
+            match shared {
+                Some(failure) if openings.under_way.get() == 0 => return Err(failure.reason),
+                Some(_) => {}
+                None => self.open_others(&wanted),
+            }
+            tokio::select! {
+                biased;
+                () = openings.ended.notified() => {}
+                Some(room) = self.room_on_open() => return Ok(room),
+            }
+        }
+    }
+
+    /// Opens other connections, each in a separate task.
+    fn open_others(&self, wanted: &StreamRequest<'_>) {
+        let under_way = &self.open.openings.under_way;
+        while under_way.get() < self.openings_max() {
+            under_way.set(under_way.get() + 1);
+            wanted.worker.shard.add(Count::CheckoutOpened, 1);
+            // The task ends by itself, soon: with a connection or without.
+            let (pool, worker) = (self.clone(), wanted.worker.clone());
+            tokio::task::spawn_local(pool.open_connection(wanted.address, worker, wanted.max_wait));
+        }
+    }
+
+    async fn open_connection(self, address: SocketAddr, worker: Rc<Worker>, max_wait: Duration) {
+        // Other requests, which may have longer timeouts, wait for it too.
+        let max_wait = max_wait.max(worker.config.limits.connect_timeout);
+        let connect = async || -> Result<_, Reason> {
+            let connected = connect::connect_application(address, &worker, max_wait).await?;
+            Ok((connected.reader.io.clone(), connected))
+        };
+        let opened = timeout(max_wait, greet_new(connect)).await;
+        let opened = opened.unwrap_or(Err(Reason::ConnectTimeout));
+        let failure = opened.map(|send| self.add_connection(send, None)).err();
+        let failure = failure.map(|reason| FailedConnect { reason, at: Instant::now(), max_wait });
+        let ConnectionAttempts { under_way, failure: last, ended } = &self.open.openings;
+        last.set(failure);
+        under_way.set(under_way.get() - 1);
+        ended.notify_waiters();
+    }
+
+    /// The maximum number of concurrent attempts. If a connection takes few streams, sequential attempts would
+    /// be slower than the server.
+    fn openings_max(&self) -> usize {
+        let each = self.server.streams_per_connection.get();
+        if each >= FEW_STREAMS {
+            return 1;
+        }
+        let needed = self.open.queue.length.get() / usize::try_from(each).unwrap_or(1).max(1);
+        let further = SHORT_CONNECTIONS_MAX.saturating_sub(self.open.connections.borrow().len());
+        needed.min(further).clamp(1, OPENINGS_AT_ONCE)
+    }
+
+    /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
+    pub(crate) async fn wait_for_room(&self) -> Option<Http2Checkout> {
+        loop {
+            if let Some(ready) = self.with_room() {
+                return Some(ready);
+            }
+            if self.open.connections.borrow().len() < self.connections_max() {
+                return None;
+            }
+            if let Some(crowded) = self.acquire_where(Http2Connection::may_open) {
+                return Some(crowded);
+            }
+            self.server.room.notified().await;
+        }
+    }
+
+    /// Returns a connection with room, as soon as one of the open ones has some; `None` if none is open.
+    pub(crate) async fn room_on_open(&self) -> Option<Http2Checkout> {
+        loop {
+            if let Some(ready) = self.with_room() {
+                return Some(ready);
+            }
+            if !self.is_open() {
+                return None;
+            }
+            self.server.room.notified().await;
+        }
+    }
+
+    /// The maximum number of connections; higher for a server that takes few streams on each.
+    fn connections_max(&self) -> usize {
+        match self.server.streams_per_connection.get() < FEW_STREAMS {
+            true => SHORT_CONNECTIONS_MAX,
+            false => CONNECTIONS_MAX,
+        }
+    }
+}
+
+impl StreamRequest<'_> {
+    /// True if the request was waiting when the attempt failed, and has no longer timeout: another attempt
+    /// would give the same result.
+    fn shares_failure(&self, failure: &FailedConnect) -> bool {
+        let had_time =
+            failure.reason != Reason::ConnectTimeout || self.max_wait <= failure.max_wait;
+        failure.at >= self.since && had_time
+    }
+}
+
+/// Opens a connection with `connect`, and performs the HTTP/2 handshake. A connection that the server ends
+/// before any stream has carried no request, so another one is opened (RFC 9113 §6.8 and §8.7), after a short
+/// pause and a limited number of times.
+///
+/// # Errors
+/// Those of `connect` and [`connect_http2`].
+pub(crate) async fn greet_new<Kept: 'static, Error: From<Reason>>(
+    connect: impl AsyncFn() -> Result<(Io, Kept), Error>,
+) -> Result<SendRequest<Bytes>, Error> {
+    let mut ended = 0;
+    loop {
+        let (io, kept) = connect().await?;
+        match connect_http2(io, kept).await {
+            Err(Reason::ConnectFailed) if ended + 1 < OPENINGS_MAX => {
+                sleep(OPENING_PAUSE * ended).await;
+                ended += 1;
+            }
+            greeted => return greeted.map_err(Error::from),
+        }
+    }
+}
+
+/// The maximum number of concurrent attempts to a server that takes few streams per connection.
+const OPENINGS_AT_ONCE: usize = 4;
+/// The maximum number of connections per attempt to a server that ends each of them before any stream. Several
+/// are normal for a server that is short of resources or restarts.
+const OPENINGS_MAX: u32 = 8;
+/// The increment of the pause before each further connection.
+const OPENING_PAUSE: Duration = Duration::from_millis(1);
+/// The time after a failed attempt in which requests wait for the open connections only.
+const REST: Duration = Duration::from_millis(100);

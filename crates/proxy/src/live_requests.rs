@@ -1,0 +1,216 @@
+//! Tapped requests of a service, reported by the control thread over its stream.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leno_discovery::ProxyRequest;
+use leno_model::{LogFormat, ServiceName, Tap, TapMatcher, TappedRequest};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use crate::access_log;
+use crate::observability::CurrentObservability;
+use crate::request_trace::TraceEntry;
+
+/// An active tap, shared by all data threads.
+#[derive(Debug)]
+pub(crate) struct OpenTap {
+    pub(crate) matcher: TapMatcher,
+    /// Requests that were dropped because of a limit.
+    dropped: AtomicU64,
+}
+
+/// A request that matches a tap.
+#[derive(Debug)]
+pub(crate) struct MatchedRequest {
+    pub(crate) tap: Arc<OpenTap>,
+    pub(crate) trace_entry: Arc<TraceEntry>,
+}
+
+/// The observability configuration cached by one data thread.
+pub(crate) struct ThreadObservability {
+    pub(crate) view: CurrentObservability,
+    /// The account of the workload: the caller of outbound requests.
+    pub(crate) caller: String,
+    /// The remaining rate limit of each tap.
+    allowances: Box<[Cell<TapBudget>]>,
+}
+
+/// The taps that receive a request: one bit each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TapSet(u32);
+
+impl ThreadObservability {
+    pub(crate) fn new(view: CurrentObservability, caller: String) -> Self {
+        let now = Instant::now();
+        let allowances = view.taps().iter().map(|_| Cell::new(TapBudget::new(now))).collect();
+        Self { view, caller, allowances }
+    }
+
+    /// Returns the taps that receive a request; taps at their rate limit count it as dropped.
+    pub(crate) fn select_taps(&self, request: &TappedRequest<'_>) -> TapSet {
+        let mut bits = 0;
+        let taps = self.view.taps().iter().zip(&self.allowances);
+        for (index, (tap, allowance)) in taps.enumerate() {
+            if !tap.matcher.matches_request(request) {
+                continue;
+            }
+            let mut left = allowance.get();
+            match left.try_take(tap.matcher.tap().per_second, Instant::now()) {
+                true => bits |= 1 << index,
+                false => tap.drop_one(),
+            }
+            allowance.set(left);
+        }
+        TapSet(bits)
+    }
+
+    /// Queues a request for the control thread.
+    pub(crate) fn queue_entry(
+        &self,
+        to: TapSet,
+        trace_entry: &Arc<TraceEntry>,
+        queue: &mpsc::Sender<MatchedRequest>,
+    ) {
+        for (index, tap) in self.view.taps().iter().enumerate() {
+            if to.0 & 1 << index != 0
+                && queue
+                    .try_send(MatchedRequest { tap: tap.clone(), trace_entry: trace_entry.clone() })
+                    .is_err()
+            {
+                tap.drop_one();
+            }
+        }
+    }
+}
+
+/// The remaining requests of one data thread for a tap in this second.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TapBudget {
+    until: Instant,
+    left: u32,
+}
+
+impl OpenTap {
+    pub(crate) fn new(tap: &Tap) -> Self {
+        Self { matcher: TapMatcher::new(tap), dropped: AtomicU64::new(0) }
+    }
+
+    /// True if the tap is for the service `namespace/name`.
+    pub(crate) fn is_for(&self, service: &str) -> bool {
+        let ServiceName { namespace, name } = &self.matcher.tap().service;
+        let rest = service.strip_prefix(namespace.as_str()).and_then(|it| it.strip_prefix('/'));
+        rest == Some(name.as_str())
+    }
+
+    /// Counts a dropped request.
+    pub(crate) fn drop_one(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn id(&self) -> u64 {
+        self.matcher.tap().id
+    }
+}
+
+impl TapBudget {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { until: now, left: 0 }
+    }
+
+    /// True if the rate limit permits one more request; it is then counted.
+    pub(crate) fn try_take(&mut self, per_second: u32, now: Instant) -> bool {
+        if self.until <= now {
+            *self = Self { until: now + SECOND, left: per_second };
+        }
+        let takes = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        takes
+    }
+}
+
+/// Sends tapped requests to the control plane until all data threads have ended. Requests that do not fit into
+/// the stream are dropped and counted: other messages of this sidecar have priority.
+pub(crate) async fn send_entries(
+    mut matched_requests: mpsc::Receiver<MatchedRequest>,
+    requests: mpsc::Sender<ProxyRequest>,
+) {
+    while let Some(first) = matched_requests.recv().await {
+        let until = Instant::now() + GATHER;
+        let mut batches = vec![TapBatch::from_drawn(first)];
+        let mut count = 1;
+        while count < RECORDS_MAX {
+            let Ok(Some(next)) = timeout_at(until, matched_requests.recv()).await else { break };
+            count += 1;
+            match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next.tap)) {
+                Some(batch) => batch.add(&next.trace_entry),
+                None => batches.push(TapBatch::from_drawn(next)),
+            }
+        }
+        for batch in batches {
+            batch.send(&requests);
+        }
+    }
+}
+
+/// The requests of one tap in one message.
+struct TapBatch {
+    tap: Arc<OpenTap>,
+    records: Vec<String>,
+    bytes: usize,
+}
+
+impl TapBatch {
+    fn from_drawn(MatchedRequest { tap, trace_entry }: MatchedRequest) -> Self {
+        let mut batch = Self { tap, records: Vec::new(), bytes: 0 };
+        batch.add(&trace_entry);
+        batch
+    }
+
+    fn add(&mut self, trace_entry: &TraceEntry) {
+        let mut line = String::new();
+        access_log::append_line(trace_entry, &LogFormat::Json, &mut line);
+        line.truncate(line.trim_end().len());
+        if self.bytes + line.len() > BYTES_MAX {
+            return self.tap.drop_one();
+        }
+        self.bytes += line.len();
+        self.records.push(line);
+    }
+
+    fn send(self, requests: &mpsc::Sender<ProxyRequest>) {
+        let count = self.records.len() as u64;
+        let dropped = self.tap.dropped.swap(0, Ordering::Relaxed);
+        let request = ProxyRequest::Tapped { tap: self.tap.id(), records: self.records, dropped };
+        // Half of the queue is reserved for the sidecar's own requests.
+        let has_room = requests.capacity() > requests.max_capacity() / 2;
+        if !has_room || requests.try_send(request).is_err() {
+            self.tap.dropped.fetch_add(count + dropped, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The time for which a request waits to be batched.
+const GATHER: Duration = Duration::from_millis(100);
+/// The maximum number of requests per message.
+const RECORDS_MAX: usize = 256;
+/// The maximum bytes of one tap per message: well below the message limit.
+const BYTES_MAX: usize = 512 << 10;
+const SECOND: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allowance_is_for_a_second() {
+        let now = Instant::now();
+        let mut allowance = TapBudget::new(now);
+        let taken = (0..10).filter(|_| allowance.try_take(3, now)).count();
+        assert_eq!(taken, 3);
+        assert!(!allowance.try_take(3, now + SECOND / 2));
+        assert!(allowance.try_take(3, now + SECOND));
+    }
+}

@@ -1,0 +1,143 @@
+//! Observability configuration: one pointer that changes seldom and is read often.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use leno_model::{AccessLog, MetricsPush, Observability, Tap, Tracing};
+use tokio::sync::watch;
+
+use crate::live_requests::OpenTap;
+
+/// The observability configuration, shared by all threads of a proxy.
+#[derive(Debug, Default)]
+pub(crate) struct SharedObservability {
+    current: ArcSwap<CurrentObservability>,
+    /// The number of changes: threads cache the configuration until it increases.
+    version: AtomicU64,
+    /// The push target of metrics, which data threads do not need.
+    metrics: watch::Sender<Option<Box<MetricsPush>>>,
+}
+
+/// The current observability configuration.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CurrentObservability {
+    /// The settings of the control plane.
+    sight: Observability,
+    /// The access log of the start options, which has precedence.
+    own_log: Option<Option<AccessLog>>,
+    /// The active taps.
+    taps: Arc<[Arc<OpenTap>]>,
+}
+
+impl CurrentObservability {
+    /// Returns the tracing settings.
+    pub(crate) fn tracing_settings(&self) -> Option<&Tracing> {
+        self.sight.tracing.as_ref()
+    }
+
+    /// Returns the access log settings.
+    pub(crate) fn access_log(&self) -> Option<&AccessLog> {
+        self.own_log.as_ref().unwrap_or(&self.sight.access_log).as_ref()
+    }
+
+    /// Returns the active taps.
+    pub(crate) fn taps(&self) -> &[Arc<OpenTap>] {
+        &self.taps
+    }
+
+    fn is_blind(&self) -> bool {
+        self.tracing_settings().is_none() && self.access_log().is_none() && self.taps.is_empty()
+    }
+}
+
+impl SharedObservability {
+    /// Returns a version that increases with each change.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Returns the current configuration; `None` if no observability is active.
+    pub(crate) fn active_settings(&self) -> Option<CurrentObservability> {
+        let view = self.current.load();
+        (!view.is_blind()).then(|| CurrentObservability::clone(&view))
+    }
+
+    /// Subscribes to the push target of metrics.
+    pub(crate) fn subscribe_metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
+        self.metrics.subscribe()
+    }
+
+    /// Applies the settings of the control plane.
+    pub(crate) fn apply_settings(&self, sight: &Observability) {
+        self.metrics.send_if_modified(|metrics| {
+            let changes = *metrics != sight.metrics;
+            metrics.clone_from(&sight.metrics);
+            changes
+        });
+        let known = self.current.load();
+        if known.sight != *sight {
+            self.update_settings(&known, |view| view.sight.clone_from(sight));
+        }
+    }
+
+    /// Sets the access log of the start options.
+    pub(crate) fn set_log(&self, log: Option<AccessLog>) {
+        let known = self.current.load();
+        self.update_settings(&known, |view| view.own_log = Some(log));
+    }
+
+    /// Replaces the active taps.
+    pub(crate) fn replace_taps(&self, taps: &[Tap]) {
+        let known = self.current.load();
+        if known.taps.is_empty() && taps.is_empty() {
+            return;
+        }
+        // A tap that stays open keeps its state: its count of dropped requests is yet to be reported.
+        let open = |tap: &Tap| {
+            let stays = known.taps.iter().find(|open| open.matcher.tap() == tap);
+            stays.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
+        };
+        let taps = taps.iter().map(open).collect();
+        self.update_settings(&known, |view| view.taps = taps);
+    }
+
+    /// Only the control thread calls this.
+    fn update_settings(
+        &self,
+        known: &CurrentObservability,
+        change: impl FnOnce(&mut CurrentObservability),
+    ) {
+        let mut view = known.clone();
+        change(&mut view);
+        self.current.store(view.into());
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_sidecar_was_started_with_stands_above_what_it_is_reported() {
+        let observability = SharedObservability::default();
+        assert!(observability.active_settings().is_none() && observability.version() == 0);
+        observability.apply_settings(&Observability {
+            access_log: Some(AccessLog::json()),
+            ..Observability::default()
+        });
+        assert_eq!(observability.active_settings().unwrap().access_log(), Some(&AccessLog::json()));
+        observability.set_log(None);
+        assert!(observability.active_settings().is_none());
+        let before = observability.version();
+        observability.apply_settings(&Observability {
+            access_log: Some(AccessLog::json()),
+            ..Observability::default()
+        });
+        assert_eq!(observability.version(), before, "nothing changed");
+        observability.apply_settings(&Observability::default());
+        observability.set_log(Some(AccessLog::json()));
+        assert!(observability.active_settings().is_some());
+    }
+}

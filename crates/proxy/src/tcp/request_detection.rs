@@ -1,0 +1,102 @@
+//! Detection of HTTP requests on a port declared `TCP`, for policies that decide by request and reject them.
+
+use std::cell::Cell;
+use std::future::{pending, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+
+use leno_model::{Protocol, Reason};
+use leno_traffic::{Denial, PolicyDecision};
+use leno_wire::sniff::{FirstLine, FirstLineReader};
+use tokio::sync::Notify;
+
+use crate::config_store::ConfigSnapshot;
+use crate::error::Failure;
+use crate::http::body::{BodyPiece, BodySink, BodySource, PumpError};
+use crate::session::Session;
+
+/// The inspection of the bytes of one client.
+pub(crate) struct RequestDetector<'a> {
+    session: &'a Session,
+    port: u16,
+    /// True once an HTTP request was detected.
+    has_begun: Cell<bool>,
+    begun: Notify,
+}
+
+impl<'a> RequestDetector<'a> {
+    /// Returns the inspection of a connection to a port that is declared `TCP`. Other ports reject all bytes if
+    /// a policy decides by request.
+    pub(super) fn for_port(session: &'a Session, port: u16) -> Option<Self> {
+        let config = session.worker.config_store.current_config()?;
+        let is_declared = config.plans.snapshot.config.declared_protocol(port) == Protocol::Tcp;
+        let (has_begun, begun) = (Cell::new(false), Notify::new());
+        is_declared.then_some(Self { session, port, has_begun, begun })
+    }
+
+    /// Forwards bytes of the client until it is known if they start with an HTTP request. Rejected bytes are
+    /// not forwarded: the denial ends the connection.
+    pub(crate) async fn forward_inspected(
+        &self,
+        source: &mut BodySource<'_>,
+        sink: &mut BodySink<'_>,
+        bytes: &Cell<u64>,
+    ) -> Result<(), PumpError> {
+        let mut line = FirstLineReader::default();
+        loop {
+            let at_once = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+            let next = match at_once {
+                Poll::Ready(next) => next,
+                Poll::Pending => {
+                    sink.flush().await?;
+                    poll_fn(|cx| source.poll_next(cx)).await
+                }
+            };
+            let Some(BodyPiece::Data(data)) = next.map_err(PumpError::Source)? else {
+                return Ok(());
+            };
+            let read = line.read(&data);
+            if read == FirstLine::Request {
+                self.has_begun.set(true);
+                if self.is_rejected() {
+                    self.begun.notify_one();
+                    return pending().await;
+                }
+            }
+            bytes.set(bytes.get() + data.len() as u64);
+            sink.push(BodyPiece::Data(data), false).await?;
+            if read != FirstLine::Incomplete {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_rejected(&self) -> bool {
+        let config = self.session.worker.config_store.current_config();
+        config.is_some_and(|config| self.check_request(&config).is_err())
+    }
+
+    /// Resolves when a rejected HTTP request was detected.
+    pub(super) async fn wait_until_rejected(&self) {
+        self.begun.notified().await;
+    }
+
+    /// # Errors
+    /// `denied-by-policy` if an HTTP request was detected and a policy depends on requests.
+    pub(super) fn check_request(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
+        if !self.has_begun.get() {
+            return Ok(());
+        }
+        if let Some(policy) = config.plans.snapshot.config.rejects_hidden_requests(self.port) {
+            let policy = Some(PolicyDecision::whole_policy(policy, &Arc::default()));
+            return Err(Denial { policy, ..Denial::without_policy(Reason::DeniedByPolicy) }.into());
+        }
+        let access = &config.plans.access;
+        let permit = access.visit(
+            self.session.identity.as_deref(),
+            self.port,
+            Some(self.session.origin()),
+        )?;
+        Ok(access.hidden_request(&permit)?)
+    }
+}

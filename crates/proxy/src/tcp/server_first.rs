@@ -1,0 +1,83 @@
+//! Clients that send nothing during protocol detection: delays of server-first protocols are reported.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::task::Poll;
+
+use leno_discovery::condition::kind;
+use leno_model::{Protocol, Reason, ServiceName};
+
+use super::{ChosenPort, PumpDirection, UpstreamStream, forward_counted};
+use crate::http::message::{MessageReader, MessageWriter};
+use crate::record::ExchangeRecord;
+use crate::session::Session;
+use crate::splice::copy_bytes;
+use crate::worker::Worker;
+
+/// True if the service of a connection declares no protocol for its port.
+pub(super) fn is_detected(session: &Session, record: &ExchangeRecord<'_>) -> bool {
+    let config = session.worker.config_store.current_config();
+    let Some((config, service)) = config.as_ref().zip(record.subject.service.as_ref()) else {
+        return false;
+    };
+    let port = config.plans.service(service).and_then(|plan| plan.ports.get(&record.subject.port));
+    port.is_some_and(|port| port.protocol == Protocol::Detect)
+}
+
+/// True if the client's sidecar injects faults into requests, and therefore rejects opaque bytes.
+pub(crate) fn injects_faults(worker: &Worker, service: &ServiceName, port: u16) -> bool {
+    let Some(config) = worker.config_store.current_config() else { return false };
+    let port = config.plans.service(service).and_then(|plan| plan.ports.get(&port));
+    port.is_some_and(|port| ChosenPort::from_called(port).has_faults())
+}
+
+/// Forwards the bytes of a client that sent nothing during protocol detection. If the server sends first, the
+/// delay is reported.
+pub(super) async fn forward_bytes(
+    session: &Session,
+    upstream_stream: UpstreamStream,
+    mut client: (MessageReader, MessageWriter),
+    record: &ExchangeRecord<'_>,
+) -> Result<(), Reason> {
+    let max_wait = session.worker.config.limits.idle_connection;
+    let counted = (&record.bytes_in, &record.bytes_out);
+    let carried = async {
+        match upstream_stream {
+            UpstreamStream::Link(stream) => {
+                let towards = PumpDirection::Link;
+                let carried =
+                    forward_counted(&mut client, &stream, towards, max_wait, counted.0, counted.1)
+                        .await;
+                carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
+            }
+            UpstreamStream::Plain(connection) => {
+                let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
+                copy_bytes(client, (connection.reader, server), max_wait, record, None).await
+            }
+        }
+    };
+    let mut is_known = false;
+    let first_word = poll_fn(|_| {
+        let (sent, received) = (counted.0.get(), counted.1.get());
+        if !is_known && received > 0 && sent == 0 {
+            note_delay(session, record);
+        }
+        is_known |= sent > 0 || received > 0;
+        Poll::<Infallible>::Pending
+    });
+    // The same task forwards the bytes: it is polled after each of them.
+    tokio::select! {
+        biased;
+        carried = carried => carried,
+        never = first_word => match never {},
+    }
+}
+
+/// Reports that protocol detection delays connections to a service port.
+fn note_delay(session: &Session, record: &ExchangeRecord<'_>) {
+    let Some(service) = &record.subject.service else { return };
+    let limit = session.worker.config.limits.detect_timeout;
+    let subject = format!("{service}:{}", record.subject.port);
+    let reason = format!("server-first protocol: each connection waits for {limit:?}");
+    session.worker.config_store.conditions.set_condition(kind::DETECTION_DELAYED, &subject, reason);
+}

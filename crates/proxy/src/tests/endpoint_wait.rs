@@ -1,0 +1,155 @@
+//! Requests without an endpoint wait for a workload that changed, and requests to outdated endpoints are routed
+//! again.
+
+use http::Request;
+use leno_model::{Endpoint, Protocol, ServiceConfig, WorkloadConfig};
+use tokio::net::TcpListener;
+
+use super::fixture::{
+    Application, Client, End, GET, Mesh, OK, Setup, meshed_endpoint, run, service_config,
+    wait_until, wait_until_stable,
+};
+use super::http2;
+use crate::drain::Phase;
+
+const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
+
+/// The client expects the sidecar of a workload, and has these endpoints.
+fn expect_sidecar(mesh: &Mesh, endpoints: &[Endpoint]) {
+    let view = service_config(mesh.setup.protocol, endpoints);
+    mesh.client_knows(vec![ServiceConfig { awaited: true, ..view }]);
+}
+
+async fn of_protocol(protocol: Protocol) -> (Application, Mesh) {
+    let app = Application::with_response(OK).await;
+    let mesh = Mesh::new(app.address, Setup { protocol, ..Setup::default() }).await;
+    (app, mesh)
+}
+
+#[test]
+fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
+    run(async {
+        for protocol in [Protocol::Http, Protocol::Tcp, Protocol::Detect] {
+            let (app, mesh) = of_protocol(protocol).await;
+            expect_sidecar(&mesh, &[]);
+            let mut client = Client::connect(mesh.listener).await;
+            client.send_bytes(POST).await;
+            wait_until_stable(|| app.accepted.get()).await;
+            // A configuration that still has no endpoint.
+            expect_sidecar(&mesh, &[]);
+            wait_until_stable(|| app.accepted.get()).await;
+            assert_eq!((mesh.client.ended_count(), app.accepted.get()), (0, 0), "{protocol:?}");
+            mesh.route_to(&[mesh.server_endpoint()]);
+            assert_eq!(client.read_response().await.body_text(), "ok", "{protocol:?}");
+            assert!(mesh.client.failure_counts().is_empty());
+        }
+        let (_app, mesh) = of_protocol(Protocol::Http).await;
+        expect_sidecar(&mesh, &[]);
+        let mut send = http2::connect_client(mesh.listener).await;
+        let request = Request::get("http://ratings/").body(()).unwrap();
+        let response = send.send_request(request, true).unwrap().0;
+        wait_until_stable(|| 0).await;
+        mesh.route_to(&[mesh.server_endpoint()]);
+        assert_eq!(response.await.unwrap().status(), 200);
+    });
+}
+
+#[test]
+fn the_wait_ends_with_the_expectation_with_the_client_and_with_the_drain() {
+    run(async {
+        let (_app, mesh) = of_protocol(Protocol::Http).await;
+        let wait = async || {
+            expect_sidecar(&mesh, &[]);
+            let mut client = Client::connect(mesh.listener).await;
+            client.send_bytes(GET).await;
+            wait_until_stable(|| 0).await;
+            client
+        };
+        let mut client = wait().await;
+        mesh.route_to(&[]);
+        assert_eq!(client.read_response().await.verdict(), (503, Some("no-endpoint")));
+        wait().await.abandon();
+        wait_until(|| mesh.client.ended_count() == 2).await;
+        let mut client = wait().await;
+        mesh.client.phase.send_replace(Phase::Draining);
+        assert_eq!(client.read_response().await.verdict(), (503, Some("no-endpoint")));
+        let expected = [("no-endpoint", 2), ("downstream-closed", 1)];
+        assert_eq!(mesh.client.failure_counts(), expected.into());
+
+        let (_app, mesh) = of_protocol(Protocol::Tcp).await;
+        expect_sidecar(&mesh, &[]);
+        let mut client = Client::connect(mesh.listener).await;
+        client.send_bytes(GET).await;
+        wait_until_stable(|| 0).await;
+        mesh.route_to(&[]);
+        assert_eq!(client.read_end().await, End::Reset);
+        assert_eq!(mesh.client.failure_counts(), [("no-endpoint", 1)].into());
+    });
+}
+
+/// The connection to the former endpoint fails after the client's sidecar has learned of the next one.
+#[test]
+fn a_request_to_an_endpoint_that_is_gone_is_routed_anew() {
+    run(async {
+        for (protocol, waits) in
+            [Protocol::Http, Protocol::Tcp].into_iter().flat_map(|it| [(it, false), (it, true)])
+        {
+            let (app, mesh) = of_protocol(protocol).await;
+            let former = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = former.local_addr().unwrap();
+            mesh.route_to(&[meshed_endpoint("ratings-1", at, "ratings")]);
+            let mut client = Client::connect(mesh.listener).await;
+            client.send_bytes(POST).await;
+            let (connection, _) = former.accept().await.unwrap();
+            match waits {
+                true => expect_sidecar(&mesh, &[]),
+                false => mesh.route_to(&[mesh.server_endpoint()]),
+            }
+            drop((connection, former));
+            if waits {
+                wait_until_stable(|| app.accepted.get()).await;
+                assert_eq!(mesh.client.ended_count(), 0, "{protocol:?}");
+                mesh.route_to(&[mesh.server_endpoint()]);
+            }
+            assert_eq!(client.read_response().await.body_text(), "ok", "{protocol:?} {waits}");
+            assert!(mesh.client.failure_counts().is_empty());
+        }
+    });
+}
+
+/// The server's sidecar applies a change of the port before the client's.
+#[test]
+fn a_request_to_a_port_that_the_workload_has_lost_is_routed_anew() {
+    run(async {
+        for protocol in [Protocol::Http, Protocol::Tcp] {
+            let (_former, mesh) = of_protocol(protocol).await;
+            assert_eq!(
+                Client::connect(mesh.listener).await.send_request(POST).await.body_text(),
+                "ok"
+            );
+            let next =
+                Application::with_response("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext")
+                    .await;
+            let (_server, endpoint) = mesh.start_server("ratings-1", next.address).await;
+            mesh.enforce_with(&|plan| WorkloadConfig { ports: Vec::new(), ..plan });
+            let mut client = Client::connect(mesh.listener).await;
+            client.send_bytes(GET).await;
+            wait_until(|| mesh.server.failure_counts().contains_key("unknown-service")).await;
+            expect_sidecar(&mesh, &[]);
+            wait_until_stable(|| next.accepted.get()).await;
+            mesh.route_to(&[endpoint]);
+            assert_eq!(client.read_response().await.body_text(), "next", "{protocol:?}");
+            assert!(mesh.client.failure_counts().is_empty());
+        }
+    });
+}
+
+/// Another instance takes the requests meanwhile.
+#[test]
+fn no_request_waits_while_there_is_another_endpoint() {
+    run(async {
+        let (_app, mesh) = of_protocol(Protocol::Http).await;
+        expect_sidecar(&mesh, &[mesh.server_endpoint()]);
+        assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.body_text(), "ok");
+    });
+}

@@ -1,0 +1,88 @@
+//! Session affinity of browsers.
+
+use leno_model::{
+    GatewayListener, GatewayPortRules, PersistenceType, Protocol, RouteRule, SessionPersistence,
+};
+
+use super::fixture::{
+    GatewayFixture, HTTP, HTTPS, backends_to, connect_tls, gateway_listener, host_rules, http_port,
+    path_rule, self_signed,
+};
+use crate::tests::fixture::{Application, Client, run};
+use crate::tls::ALPN_HTTP1;
+
+async fn start_named(name: &'static str) -> Application {
+    Application::respond_with(move |_| {
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}", name.len())
+    })
+    .await
+}
+
+/// Returns a rule for a path, to a service with a sidecar and one without.
+fn sticky_rule(path: &str) -> RouteRule {
+    let persistence = SessionPersistence {
+        name: None,
+        kind: PersistenceType::Cookie,
+        absolute: None,
+        idle: None,
+        path: None,
+    };
+    let mut rule = path_rule(path, [backends_to("ratings"), backends_to("plain")].concat());
+    rule.actions.persistence = Some(persistence);
+    rule
+}
+
+fn get(path: &str, cookie: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: a.com\r\n{cookie}\r\n")
+}
+
+#[test]
+fn a_browser_keeps_to_its_endpoint_with_a_sidecar_or_without() {
+    run(async {
+        let (meshed, plain, other) =
+            (start_named("meshed").await, start_named("p1").await, start_named("p2").await);
+        let gate = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
+        gate.also_at(other.address);
+        let rules = vec![sticky_rule("/a"), sticky_rule("/b")];
+        let one = self_signed(&["a.com"]);
+        let shown = GatewayListener {
+            certificates: vec![one.clone()],
+            ..gateway_listener("tls", "", vec![host_rules("", rules.clone())])
+        };
+        gate.set_ports(vec![
+            http_port(HTTP, vec![gateway_listener("http", "", vec![host_rules("", rules)])]),
+            (HTTPS, GatewayPortRules::Https(vec![shown])),
+        ]);
+        let mut plaintext = Client::connect(gate.port_address(HTTP).await).await;
+        let mut safe = Client::new(
+            connect_tls(gate.port_address(HTTPS).await, "a.com", &one, &[ALPN_HTTP1])
+                .await
+                .unwrap(),
+        );
+        let mut seen = std::collections::BTreeSet::new();
+        while seen.len() < 3 {
+            let first = plaintext.send_request(&get("/a", "")).await;
+            let (pair, attributes) =
+                first.field_value("set-cookie").unwrap().split_once("; ").unwrap();
+            assert_eq!(attributes, "Path=/a; HttpOnly; SameSite=Strict");
+            let cookie = format!("cookie: {pair}\r\n");
+            for _ in 0..10 {
+                assert_eq!(
+                    plaintext.send_request(&get("/a", &cookie)).await.body_text(),
+                    first.body_text()
+                );
+                assert_eq!(
+                    safe.send_request(&get("/a", &cookie)).await.body_text(),
+                    first.body_text()
+                );
+            }
+            seen.insert(first.body_text().to_owned());
+            // The other rule has a session of its own.
+            let at_another = safe.send_request(&get("/b", &cookie)).await;
+            let (its_pair, attributes) =
+                at_another.field_value("set-cookie").unwrap().split_once("; ").unwrap();
+            assert_eq!(attributes, "Path=/b; HttpOnly; Secure; SameSite=Strict");
+            assert_ne!(its_pair, pair);
+        }
+    });
+}

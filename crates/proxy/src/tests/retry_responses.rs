@@ -1,0 +1,293 @@
+//! Retry rules: the responses and failures that are retried, and the retry budget.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use leno_model::{
+    Access, Endpoint, PolicyName, Protocol, RetryRule, RouteRule, RuleActions, ServiceName,
+    ServiceRetry, WorkloadConfig,
+};
+use leno_telemetry::Count;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::fixture::{
+    Application, Client, GET, Mesh, OK, PORT, proxy_config, run, service_config, test_service,
+    wait_until,
+};
+use super::http2;
+use super::routes::{path_rule, routed_services};
+
+fn retry_rule(codes: &[u16], attempts: u8) -> RouteRule {
+    let backoff = Duration::from_millis(1);
+    let retry = RetryRule { codes: codes.to_vec(), attempts, backoff };
+    let actions = RuleActions { retry: Some(retry), ..RuleActions::default() };
+    RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) }
+}
+
+/// Applies the rule at the client, with the mesh's server and these endpoints.
+fn apply_rule(mesh: &Mesh, rule: RouteRule, more: &[Endpoint]) {
+    let mut views = routed_services(mesh, vec![rule]);
+    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    backend.endpoints.extend(more.iter().cloned().map(Arc::new));
+    mesh.client_knows(views);
+}
+
+fn retry_counts(mesh: &Mesh) -> (u64, u64) {
+    let count = |count| mesh.client.telemetry.count(count);
+    (count(Count::Retries), count(Count::RetriesOverBudget))
+}
+
+const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
+
+#[test]
+fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
+    run(async {
+        let busy = Application::with_response(BUSY).await;
+        let fine = Application::with_response(OK).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[other]);
+        let mut client = Client::connect(mesh.listener).await;
+        const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
+        // The balancer sends one of them to the busy endpoint first.
+        let mut asked = 0;
+        while busy.received_requests().is_empty() {
+            assert_eq!(client.send_request(BODY).await.body_text(), "ok");
+            asked += 1;
+        }
+        // Both received the whole body.
+        let whole =
+            |app: &Application| app.received_requests().iter().all(|it| it.body == b"hello");
+        assert!(whole(&busy) && whole(&fine));
+        assert_eq!((busy.received_requests().len(), fine.received_requests().len()), (1, asked));
+        assert_eq!(retry_counts(&mesh), (1, 0));
+    });
+}
+
+/// A response that the client does not get is abandoned, and does not count as the client's departure.
+#[test]
+fn an_attempt_that_is_made_again_is_counted_under_its_own_reason() {
+    run(async {
+        let busy = Application::start(|mut client| async move {
+            while client.read_head().await.is_some() {
+                client.send_bytes("HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\nbusy").await;
+            }
+        })
+        .await;
+        let mesh = Mesh::permissive(busy.address).await;
+        let fine = Application::with_response(OK).await;
+        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[other]);
+        let mut client = Client::connect(mesh.listener).await;
+        while mesh.server.ended_count() == 0 {
+            assert_eq!(client.send_request(GET).await.body_text(), "ok");
+        }
+        assert_eq!(mesh.server.failure_counts(), [("attempt-abandoned", 1)].into());
+        assert!(mesh.client.failure_counts().is_empty());
+    });
+}
+
+#[test]
+fn the_last_answer_is_the_clients_and_others_are_never_kept_back() {
+    run(async {
+        let busy = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        for (rule, asked) in [
+            (retry_rule(&[503], 2), 3),
+            (retry_rule(&[500, 502], 2), 1),
+            (retry_rule(&[503], 0), 1),
+        ] {
+            apply_rule(&mesh, rule, &[]);
+            busy.seen.borrow_mut().clear();
+            let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+            assert_eq!((answer.status, answer.body_text()), (503, "busy"));
+            assert_eq!(busy.received_requests().len(), asked);
+        }
+    });
+}
+
+#[test]
+fn a_service_that_fails_altogether_is_asked_a_fifth_more_beside_the_floor() {
+    run(async {
+        let busy = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 3), &[]);
+        let mut client = Client::connect(mesh.listener).await;
+        let started = std::time::Instant::now();
+        for _ in 0..100 {
+            assert_eq!(client.send_request(GET).await.status, 503);
+        }
+        let floor = 10 + started.elapsed().as_secs();
+        let (retries, over) = retry_counts(&mesh);
+        assert!((30..=20 + floor).contains(&retries), "{retries} retries");
+        assert!(over >= 60, "{over} were not paid for");
+        assert_eq!(busy.received_requests().len() as u64, 100 + retries);
+    });
+}
+
+#[test]
+fn a_body_beyond_what_is_kept_is_not_sent_again() {
+    run(async {
+        let busy = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        apply_rule(&mesh, retry_rule(&[503], 1), &[]);
+        for (bytes, asked) in [(60 * 1024, 2), (80 * 1024, 1)] {
+            busy.seen.borrow_mut().clear();
+            let mut client = Client::connect(mesh.listener).await;
+            let head = format!("PUT /x HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
+            client.send_bytes(head).await;
+            client.send_bytes(vec![b'a'; bytes]).await;
+            assert_eq!(client.read_response().await.status, 503);
+            assert_eq!(busy.received_requests().len(), asked, "{bytes} bytes");
+        }
+    });
+}
+
+#[test]
+fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
+    run(async {
+        let silent =
+            Application::start(
+                |mut client| async move { while client.read_head().await.is_some() {} },
+            );
+        let silent = silent.await;
+        let fine = Application::with_response(OK).await;
+        let mesh = Mesh::permissive(silent.address).await;
+        let (_server, other) = mesh.start_server("ratings-2", fine.address).await;
+        let limited = |codes: &[u16], attempts| {
+            let mut rule = retry_rule(codes, attempts);
+            rule.actions.attempt_timeout = Some(Duration::from_secs(1));
+            rule
+        };
+        apply_rule(&mesh, limited(&[], 1), &[other]);
+        let mut client = Client::connect(mesh.listener).await;
+        for _ in 0..4 {
+            assert_eq!(client.send_request(GET).await.status, 200);
+        }
+        assert!(retry_counts(&mesh).0 > 0, "chance chose the silent one at least once");
+        // Without another endpoint the client gets the timeout.
+        apply_rule(&mesh, limited(&[], 0), &[]);
+        assert_eq!(client.send_request(GET).await.verdict(), (504, Some("attempt-timeout")));
+        wait_until(|| mesh.server.failure_counts().contains_key("attempt-abandoned")).await;
+        assert_eq!(mesh.server.failure_counts().len(), 1);
+        // The request may have had its effect: only a rule that names 504 repeats a POST.
+        const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
+        for (codes, retries) in [(&[][..], 0), (&[504][..], 1)] {
+            let before = retry_counts(&mesh).0;
+            apply_rule(&mesh, limited(codes, 1), &[]);
+            let mut client = Client::connect(mesh.listener).await;
+            assert_eq!(client.send_request(POST).await.verdict(), (504, Some("attempt-timeout")));
+            assert_eq!(retry_counts(&mesh).0 - before, retries);
+        }
+    });
+}
+
+#[test]
+fn a_call_that_finds_its_server_unavailable_is_made_again() {
+    run(async {
+        let calls = Rc::new(Cell::new(0));
+        let counting = calls.clone();
+        let app = http2::start_application(move |request, mut respond| {
+            counting.set(counting.get() + 1);
+            let status = if counting.get() == 1 { "14" } else { "5" };
+            async move {
+                let (body, _) = http2::read_body(request.into_body()).await;
+                assert_eq!(body, b"message");
+                let head = Response::builder().header("content-type", "application/grpc");
+                let head = head.header("grpc-status", status).body(()).unwrap();
+                respond.send_response(head, true).unwrap();
+            }
+        })
+        .await;
+        let mesh = http2::http2_mesh(app.address, Protocol::Grpc).await;
+        apply_rule(&mesh, retry_rule(&[503], 3), &[]);
+        let mut client = http2::connect_client(mesh.listener).await;
+        let (response, mut stream) =
+            client.send_request(http2::grpc_request("/a/B"), false).unwrap();
+        http2::send_data(&mut stream, Bytes::from_static(b"message"), true).await;
+        let response = response.await.unwrap();
+        // NOT_FOUND is a response like any other.
+        assert_eq!(response.headers().get("grpc-status").unwrap(), "5");
+        assert_eq!(calls.get(), 2);
+        assert_eq!(retry_counts(&mesh), (1, 0));
+    });
+}
+
+#[test]
+fn a_policy_of_the_client_decides_where_no_route_does() {
+    run(async {
+        let busy = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy.address).await;
+        let retry = ServiceRetry {
+            policy: PolicyName::new("bookinfo", "again").unwrap(),
+            rule: RetryRule { codes: vec![503], attempts: 5, backoff: Duration::from_millis(1) },
+            response_timeout: None,
+        };
+        let under = |retries: BTreeMap<ServiceName, ServiceRetry>| {
+            let plan = WorkloadConfig { retries, ..proxy_config("productpage", Access::AllowAll) };
+            mesh.client.apply_config(
+                plan,
+                vec![service_config(Protocol::Http, &[mesh.server_endpoint()])],
+            );
+        };
+        under([(test_service(), retry)].into());
+        let answer = Client::connect(mesh.listener).await.send_request(GET).await;
+        assert_eq!((answer.status, answer.body_text()), (503, "busy"));
+        assert_eq!((busy.received_requests().len(), retry_counts(&mesh)), (6, (5, 0)));
+        let matches = mesh.client.telemetry.matched_rules().into_iter();
+        let matches: Vec<_> =
+            matches.map(|(rule, matches)| (rule.kind, rule.name.clone(), matches)).collect();
+        assert_eq!(matches, [("Retry", "again".to_owned(), 5)]);
+        under(BTreeMap::new());
+        assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.status, 503);
+        assert_eq!(busy.received_requests().len(), 7);
+    });
+}
+
+#[test]
+fn a_policys_limit_ends_when_the_answer_begins() {
+    run(async {
+        let go = Rc::new(Notify::new());
+        let waits = go.clone();
+        let slow = Application::start(move |mut client| {
+            let go = waits.clone();
+            async move {
+                let asked = client.read_head().await.unwrap();
+                if !asked.head.contains("/never") {
+                    client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nsl").await;
+                    go.notified().await;
+                    client.send_bytes("ow").await;
+                }
+                while client.read_head().await.is_some() {}
+            }
+        });
+        let mesh = Mesh::permissive(slow.await.address).await;
+        let limit = Duration::from_secs(2);
+        let retry = ServiceRetry {
+            policy: PolicyName::new("bookinfo", "again").unwrap(),
+            rule: RetryRule { codes: Vec::new(), attempts: 0, backoff: Duration::ZERO },
+            response_timeout: Some(limit),
+        };
+        let retries = [(test_service(), retry)].into();
+        let plan = WorkloadConfig { retries, ..proxy_config("productpage", Access::AllowAll) };
+        mesh.client
+            .apply_config(plan, vec![service_config(Protocol::Http, &[mesh.server_endpoint()])]);
+        let mut client = Client::connect(mesh.listener).await;
+        client.send_bytes(GET).await;
+        assert_eq!(client.read_head().await.unwrap().status, 200);
+        assert_eq!(client.read_exactly(2).await, b"sl");
+        let more = timeout(limit * 2, client.read_exactly(2)).await;
+        assert!(more.is_err(), "the rest was not sent yet, and nothing ended: {more:?}");
+        go.notify_one();
+        assert_eq!(client.read_exactly(2).await, b"ow");
+        let mut client = Client::connect(mesh.listener).await;
+        let never = client.send_request("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(never.verdict(), (504, Some("attempt-timeout")));
+    });
+}

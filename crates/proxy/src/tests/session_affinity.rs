@@ -1,0 +1,223 @@
+//! Session affinity: clients stay at the endpoint that served them first.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use leno_model::{
+    Endpoint, PersistenceType, Protocol, RetryRule, RouteRule, RuleActions, SessionPersistence,
+};
+
+use super::fixture::{Answer, Application, Client, Mesh, PORT, Sidecar, run};
+use super::http2;
+use super::routes::{path_rule, routed_services};
+
+fn cookie_persistence() -> SessionPersistence {
+    SessionPersistence {
+        name: Some("cart".into()),
+        kind: PersistenceType::Cookie,
+        absolute: None,
+        idle: None,
+        path: None,
+    }
+}
+
+fn sticky_rule(persistence: SessionPersistence) -> RouteRule {
+    let actions = RuleActions { persistence: Some(persistence), ..RuleActions::default() };
+    RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) }
+}
+
+/// Starts an application that answers with its name.
+async fn start_named(name: &'static str) -> Application {
+    Application::respond_with(move |_| {
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{name}", name.len())
+    })
+    .await
+}
+
+/// Applies the rule at the client, with these endpoints.
+fn apply_rule(mesh: &Mesh, rule: RouteRule, endpoints: &[Endpoint]) {
+    let mut views = routed_services(mesh, vec![rule]);
+    let backend = views.last_mut().unwrap().ports.get_mut(&PORT).unwrap();
+    backend.endpoints = endpoints.iter().cloned().map(Arc::new).collect();
+    mesh.client_knows(views);
+}
+
+/// Creates a mesh with the servers `one`, `two` and `three`.
+async fn start_three() -> (Mesh, Vec<Endpoint>, Vec<(Application, Option<Sidecar>)>) {
+    let one = start_named("one").await;
+    let mesh = Mesh::permissive(one.address).await;
+    let mut endpoints = vec![mesh.server_endpoint()];
+    let mut held = vec![(one, None)];
+    for (workload, name) in [("ratings-2", "two"), ("ratings-3", "three")] {
+        let app = start_named(name).await;
+        let (server, endpoint) = mesh.start_server(workload, app.address).await;
+        endpoints.push(endpoint);
+        held.push((app, Some(server)));
+    }
+    (mesh, endpoints, held)
+}
+
+fn get(fields: &str) -> String {
+    format!("GET /ratings HTTP/1.1\r\nhost: x\r\n{fields}\r\n")
+}
+
+/// Returns the cookie set by a response, in the form of a request.
+fn response_cookie(answer: &Answer) -> Option<String> {
+    let (pair, _) = answer.field_value("set-cookie")?.split_once(';')?;
+    Some(format!("cookie: other=1; {pair}\r\n"))
+}
+
+#[test]
+fn a_client_keeps_to_the_endpoint_that_its_cookie_names() {
+    run(async {
+        let (mesh, endpoints, _held) = start_three().await;
+        apply_rule(&mesh, sticky_rule(cookie_persistence()), &endpoints);
+        let mut client = Client::connect(mesh.listener).await;
+        let mut seen = BTreeSet::new();
+        while seen.len() < 3 {
+            let first = client.send_request(&get("")).await;
+            let field = first.field_value("set-cookie").unwrap().to_owned();
+            assert!(field.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{field}");
+            let cookie = response_cookie(&first).unwrap();
+            seen.insert(first.body_text().to_owned());
+            for _ in 0..20 {
+                let again = client.send_request(&get(&cookie)).await;
+                assert_eq!(again.body_text(), first.body_text());
+                assert_eq!(again.field_value("set-cookie"), None, "it knows");
+            }
+        }
+    });
+}
+
+#[test]
+fn when_its_endpoint_is_gone_a_client_is_reported_another_one() {
+    run(async {
+        let (mesh, endpoints, _held) = start_three().await;
+        apply_rule(&mesh, sticky_rule(cookie_persistence()), &endpoints);
+        let mut client = Client::connect(mesh.listener).await;
+        let first = client.send_request(&get("")).await;
+        let gone =
+            ["one", "two", "three"].iter().position(|name| *name == first.body_text()).unwrap();
+        let mut left = endpoints.clone();
+        left.remove(gone);
+        apply_rule(&mesh, sticky_rule(cookie_persistence()), &left);
+        let second = client.send_request(&get(&response_cookie(&first).unwrap())).await;
+        assert_ne!(second.body_text(), first.body_text());
+        let cookie_of_second = response_cookie(&second).unwrap();
+        // The endpoint returns, but the client stays at its current one.
+        apply_rule(&mesh, sticky_rule(cookie_persistence()), &endpoints);
+        for _ in 0..20 {
+            assert_eq!(
+                client.send_request(&get(&cookie_of_second)).await.body_text(),
+                second.body_text()
+            );
+        }
+    });
+}
+
+#[test]
+fn when_its_endpoint_does_not_answer_a_client_is_reported_another_one() {
+    run(async {
+        let (mesh, endpoints, held) = start_three().await;
+        let mut rule = sticky_rule(cookie_persistence());
+        let backoff = Duration::from_millis(1);
+        rule.actions.retry = Some(RetryRule { codes: vec![503], attempts: 1, backoff });
+        apply_rule(&mesh, rule, &endpoints);
+        let mut client = Client::connect(mesh.listener).await;
+        let first = client.send_request(&get("")).await;
+        let sick =
+            ["one", "two", "three"].iter().position(|name| *name == first.body_text()).unwrap();
+        // The workload has moved to an address without a listener.
+        let mut moved = endpoints.clone();
+        moved[sick].address = super::fixture::closed_port();
+        let mut rule = sticky_rule(cookie_persistence());
+        rule.actions.retry = Some(RetryRule { codes: vec![503], attempts: 1, backoff });
+        apply_rule(&mesh, rule, &moved);
+        let second = client.send_request(&get(&response_cookie(&first).unwrap())).await;
+        assert_eq!(second.status, 200);
+        assert_ne!(second.body_text(), first.body_text());
+        assert_ne!(response_cookie(&second), response_cookie(&first));
+        drop(held);
+    });
+}
+
+#[test]
+fn an_idle_time_counts_from_the_last_answer() {
+    run(async {
+        let (mesh, endpoints, _held) = start_three().await;
+        let idle = Some(Duration::from_secs(3600));
+        apply_rule(
+            &mesh,
+            sticky_rule(SessionPersistence { idle, ..cookie_persistence() }),
+            &endpoints,
+        );
+        let mut client = Client::connect(mesh.listener).await;
+        let first = client.send_request(&get("")).await;
+        let again = client.send_request(&get(&response_cookie(&first).unwrap())).await;
+        assert_eq!(again.body_text(), first.body_text());
+        assert!(again.field_value("set-cookie").is_some(), "told anew each time");
+        // Last answered in 1970.
+        let cookie = response_cookie(&first).unwrap();
+        let (number, _) = cookie.trim_end().split_once('.').unwrap();
+        let mut others = BTreeSet::new();
+        while others.len() < 3 {
+            let answer = client.send_request(&get(&format!("{number}.1.1\r\n"))).await;
+            assert!(answer.field_value("set-cookie").is_some());
+            others.insert(answer.body_text().to_owned());
+        }
+    });
+}
+
+/// The same over HTTP/2; reports whether the request has the header, and sends a header of its own.
+async fn named_over_http2(name: &'static str) -> Application {
+    http2::start_application(move |request, mut respond| async move {
+        let (parts, body) = request.into_parts();
+        http2::read_body(body).await;
+        let head = Response::builder().header("x-cart", "of-the-application").body(()).unwrap();
+        let mut stream = respond.send_response(head, false).unwrap();
+        let shows = if parts.headers.contains_key("x-cart") { "+" } else { "-" };
+        http2::send_data(&mut stream, Bytes::from(format!("{shows}{name}")), true).await;
+    })
+    .await
+}
+
+#[test]
+fn a_header_carries_it_over_http2_too() {
+    run(async {
+        let (one, two) = (named_over_http2("one").await, named_over_http2("two").await);
+        let mesh = http2::http2_mesh(one.address, Protocol::Http2).await;
+        let (_server, second) = mesh.start_server("ratings-2", two.address).await;
+        let header = SessionPersistence {
+            name: Some("x-cart".into()),
+            kind: PersistenceType::Header,
+            ..cookie_persistence()
+        };
+        apply_rule(&mesh, sticky_rule(header), &[mesh.server_endpoint(), second]);
+        let mut send = http2::connect_client(mesh.listener).await;
+        let mut ask = async |value: Option<&str>| {
+            let mut request = http::Request::get("http://ratings/");
+            if let Some(value) = value {
+                request = request.header("x-cart", value);
+            }
+            let (response, _) = send.send_request(request.body(()).unwrap(), true).unwrap();
+            let response = response.await.unwrap();
+            let values: Vec<_> = response.headers().get_all("x-cart").iter().cloned().collect();
+            assert_eq!(values.len(), 1, "{values:?}");
+            let value = values[0].to_str().unwrap().to_owned();
+            (String::from_utf8(http2::read_body(response.into_body()).await.0).unwrap(), value)
+        };
+        let mut both = BTreeSet::new();
+        while both.len() < 2 {
+            let (name, value) = ask(None).await;
+            for _ in 0..10 {
+                // The application receives the clients' header.
+                let shown = name.replace('-', "+");
+                assert_eq!(ask(Some(&value)).await, (shown, value.clone()));
+            }
+            both.insert(name);
+        }
+    });
+}

@@ -1,0 +1,329 @@
+//! Circuit breakers of a port under one set of policies, as one data thread sees them.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use leno_model::{FixedResponse, Reason};
+use leno_telemetry::{Count, MetricsShard};
+use leno_traffic::circuit_breaker::{Circuit, CircuitTicket, RequestOutcome, Transition, Trigger};
+use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_ending};
+use leno_traffic::traffic_policy::{
+    CompiledCircuitBreaker, CountResult, InProgressCounts, LimitedCount, PortTrafficPolicy,
+    ServicePortId,
+};
+
+use super::cluster::UpstreamCluster;
+use crate::conditions::OpenCircuit;
+use crate::config_store::ConfigStore;
+use crate::rule_matches;
+use crate::worker::Worker;
+
+/// One circuit breaker, shared by all policy sets of its port, and by all ports to which a route of its service
+/// forwards.
+pub(crate) struct CircuitBreakerState {
+    breaker: Arc<CompiledCircuitBreaker>,
+    circuit: Option<RefCell<Circuit>>,
+    /// The number of the circuit in the conditions of the proxy.
+    number: u64,
+    config_store: Arc<ConfigStore>,
+    shard: Rc<MetricsShard>,
+}
+
+/// The circuit breakers that apply to a request: that of the called service, then that of the port. Both must
+/// permit it.
+#[derive(Clone)]
+pub(crate) struct CircuitBreakers {
+    called: Option<Rc<CircuitBreakerState>>,
+    own: Option<Rc<CircuitBreakerState>>,
+    pub(super) connect_timeout: Option<Duration>,
+}
+
+/// A permitted attempt.
+pub(crate) struct CircuitPermit {
+    /// One for each circuit, in the order of [`CircuitBreakers::all`].
+    tickets: [Option<CircuitTicket>; 2],
+    began: Duration,
+    _held: Option<LimitPermit>,
+}
+
+impl CircuitBreakerState {
+    fn new(breaker: &Arc<CompiledCircuitBreaker>, worker: &Worker) -> Self {
+        let trip = breaker.breaker.rule.trip.clone();
+        Self {
+            breaker: breaker.clone(),
+            circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
+            number: worker.config_store.conditions.next_number(),
+            config_store: worker.config_store.clone(),
+            shard: worker.shard.clone(),
+        }
+    }
+
+    /// Admits an attempt to its circuit, if it has one.
+    fn admit_attempt(&self, now: Duration) -> Result<Option<CircuitTicket>, Reason> {
+        let Some(circuit) = &self.circuit else { return Ok(None) };
+        let ticket = circuit.borrow_mut().admit_request(now);
+        ticket.map(Some).ok_or_else(|| self.turned_away(Reason::CircuitOpen))
+    }
+
+    fn finish_attempt(
+        &self,
+        ticket: Option<CircuitTicket>,
+        ending: EndpointResult,
+        began: Duration,
+        now: Duration,
+    ) {
+        let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
+        let mut circuit = circuit.borrow_mut();
+        let failed = match classify_ending(&circuit.rule().failures, ending) {
+            FailureEvidence::Unknown => return circuit.release_ticket(ticket),
+            FailureEvidence::Yes => true,
+            FailureEvidence::No => false,
+        };
+        let upgraded = matches!(ending, EndpointResult::Response { status: 101, .. });
+        let took = if upgraded { Duration::ZERO } else { now.saturating_sub(began) };
+        let transition =
+            circuit.record_result(ticket, RequestOutcome { failed, duration: took }, now);
+        self.report_transition(transition);
+    }
+
+    fn release_ticket(&self, ticket: Option<CircuitTicket>) {
+        if let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) {
+            circuit.borrow_mut().release_ticket(ticket);
+        }
+    }
+
+    /// Acquires a slot of one of its limits. Returns true if it is counted, and has to be released.
+    fn acquire_slot(&self, which: LimitSelector) -> Result<bool, Reason> {
+        match which(&self.breaker.in_progress).try_enter() {
+            CountResult::Unlimited => Ok(false),
+            CountResult::Counted => Ok(true),
+            CountResult::Full => Err(self.turned_away(Reason::CircuitFull)),
+        }
+    }
+
+    /// Counts a rejection, and returns its reason.
+    fn turned_away(&self, reason: Reason) -> Reason {
+        rule_matches::count_whole_policy(
+            &self.shard,
+            &self.breaker.breaker.policy,
+            &self.breaker.match_slot,
+        );
+        reason
+    }
+
+    fn is_open(&self, now: Duration) -> bool {
+        self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
+    }
+
+    fn report_transition(&self, transition: Option<Transition>) {
+        let policy = &self.breaker.breaker.policy;
+        let ServicePortId { service, port } = &self.breaker.subject;
+        match transition {
+            None => {}
+            Some(Transition::Opened(trigger)) => {
+                self.shard.add(Count::CircuitOpened, 1);
+                self.report_open(trigger);
+                let open_duration =
+                    self.breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
+                let open_duration = tracing::field::debug(open_duration.unwrap_or_default());
+                let trigger = trigger.as_str();
+                tracing::warn!(%service, port, %policy, trigger, open_duration, "circuit opened");
+            }
+            Some(Transition::Closed) => {
+                self.shard.add(Count::CircuitClosed, 1);
+                self.config_store.conditions.remove_circuit(self.number);
+                tracing::info!(%service, port, %policy, "circuit closed");
+            }
+        }
+    }
+}
+
+impl CircuitBreakerState {
+    /// Adds the circuit to the conditions of the proxy.
+    fn report_open(&self, trigger: Trigger) {
+        let breaker = &self.breaker.breaker;
+        let circuit = OpenCircuit {
+            subject: self.breaker.subject.clone(),
+            policy: breaker.policy.clone(),
+            trigger,
+            since: Instant::now(),
+            open_for: breaker.rule.trip.as_ref().map(|trip| trip.open_duration).unwrap_or_default(),
+            status: breaker.rule.response.status.unwrap_or(Reason::CircuitOpen.status()),
+        };
+        self.config_store.conditions.add_circuit(self.number, circuit);
+    }
+}
+
+impl Drop for CircuitBreakerState {
+    fn drop(&mut self) {
+        if self.circuit.is_some() {
+            self.config_store.conditions.remove_circuit(self.number);
+        }
+    }
+}
+
+impl CircuitBreakers {
+    /// Returns the circuit breakers of a traffic policy, if it has any; `known` are those of other policy sets,
+    /// which are shared.
+    pub(crate) fn new<'a>(
+        traffic_policy: &PortTrafficPolicy,
+        worker: &Worker,
+        known: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Option<Self> {
+        let circuit_breaker = |breaker: &Arc<CompiledCircuitBreaker>| {
+            let mut known = known.clone().flat_map(Self::breakers);
+            let shared = known
+                .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.breaker, breaker))
+                .cloned();
+            shared.unwrap_or_else(|| Rc::new(CircuitBreakerState::new(breaker, worker)))
+        };
+        let called = traffic_policy.called.as_ref().map(circuit_breaker);
+        let own = traffic_policy.breaker.as_ref().map(circuit_breaker);
+        let connect_timeout = traffic_policy.connect_timeout();
+        (called.is_some() || own.is_some()).then_some(Self { called, own, connect_timeout })
+    }
+
+    fn breakers(&self) -> impl Iterator<Item = &Rc<CircuitBreakerState>> {
+        self.called.iter().chain(&self.own)
+    }
+
+    /// Admits an attempt, or returns the reason for the rejection.
+    pub(crate) fn admit_attempt(
+        &self,
+        which: Option<LimitSelector>,
+        now: Duration,
+    ) -> Result<CircuitPermit, Reason> {
+        let held = which.map_or(Ok(None), |which| self.acquire_slots(which))?;
+        let mut tickets = [None, None];
+        for (circuit_breaker, ticket) in self.breakers().zip(&mut tickets) {
+            match circuit_breaker.admit_attempt(now) {
+                Ok(given) => *ticket = given,
+                Err(reason) => {
+                    self.release_tickets(&mut tickets);
+                    return Err(reason);
+                }
+            }
+        }
+        Ok(CircuitPermit { tickets, began: now, _held: held })
+    }
+
+    /// Records the outcome of the attempt.
+    pub(crate) fn finish_attempt(
+        &self,
+        circuit_permit: &mut CircuitPermit,
+        ending: EndpointResult,
+        now: Duration,
+    ) {
+        for (circuit_breaker, ticket) in self.breakers().zip(&mut circuit_permit.tickets) {
+            circuit_breaker.finish_attempt(ticket.take(), ending, circuit_permit.began, now);
+        }
+    }
+
+    /// Drops the attempt without an outcome.
+    pub(crate) fn abandon_attempt(&self, circuit_permit: &mut CircuitPermit) {
+        self.release_tickets(&mut circuit_permit.tickets);
+    }
+
+    fn release_tickets(&self, tickets: &mut [Option<CircuitTicket>; 2]) {
+        for (circuit_breaker, ticket) in self.breakers().zip(tickets) {
+            circuit_breaker.release_ticket(ticket.take());
+        }
+    }
+
+    /// Acquires a slot below each limit, or fails.
+    pub(crate) fn acquire_slots(
+        &self,
+        which: LimitSelector,
+    ) -> Result<Option<LimitPermit>, Reason> {
+        let mut held = LimitPermit { which, breakers: [None, None] };
+        for (circuit_breaker, place) in self.breakers().zip(&mut held.breakers) {
+            // Slots acquired before a limit that is reached are released on drop.
+            if circuit_breaker.acquire_slot(which)? {
+                *place = Some(circuit_breaker.breaker.clone());
+            }
+        }
+        Ok(held.breakers.iter().any(Option::is_some).then_some(held))
+    }
+
+    /// Waits for a connection that is not available at once, subject to the limit of pending requests.
+    pub(crate) async fn wait_for_connection<T>(
+        &self,
+        checkout: impl Future<Output = Result<T, Reason>>,
+    ) -> Result<T, Reason> {
+        let mut checkout = pin!(checkout);
+        let first = std::future::poll_fn(|cx| Poll::Ready(checkout.as_mut().poll(cx))).await;
+        match first {
+            Poll::Ready(checked_out) => checked_out,
+            Poll::Pending => {
+                let _held = self.acquire_slots(|under_way| &under_way.pending)?;
+                checkout.await
+            }
+        }
+    }
+
+    /// Returns the response while a circuit is open, if its policy has one.
+    pub(crate) fn fixed_response(
+        &self,
+        reason: Reason,
+        now: Duration,
+    ) -> Option<Arc<FixedResponse>> {
+        if reason != Reason::CircuitOpen {
+            return None;
+        }
+        let open = self
+            .breakers()
+            .find(|circuit_breaker| circuit_breaker.is_open(now))
+            .or_else(|| self.breakers().next())?;
+        open.breaker.answer.clone()
+    }
+}
+
+/// Selects one of the limited counters.
+pub(crate) type LimitSelector = fn(&InProgressCounts) -> &LimitedCount;
+
+/// A slot of one or two circuit breakers, until dropped.
+pub(crate) struct LimitPermit {
+    which: LimitSelector,
+    breakers: [Option<Arc<CompiledCircuitBreaker>>; 2],
+}
+
+impl Drop for LimitPermit {
+    fn drop(&mut self) {
+        for breaker in self.breakers.iter().flatten() {
+            (self.which)(&breaker.in_progress).leave();
+        }
+    }
+}
+
+/// A retry slot of an exchange: acquired once, and held until its end.
+#[derive(Default)]
+pub(crate) struct RetrySlot(Cell<Option<LimitPermit>>);
+
+impl RetrySlot {
+    /// Acquires the slot. Returns false at the limit.
+    pub(crate) fn try_claim(&self, cluster: Option<&UpstreamCluster>) -> bool {
+        let held = self.0.take();
+        if held.is_some() {
+            self.0.set(held);
+            return true;
+        }
+        match cluster.map(|cluster| cluster.acquire_slot(|under_way| &under_way.retries)) {
+            None => true,
+            Some(Ok(held)) => {
+                self.0.set(held);
+                true
+            }
+            Some(Err(_)) => false,
+        }
+    }
+
+    /// Releases the slot, because the exchange is not retried after all.
+    pub(crate) fn give_back(&self) {
+        drop(self.0.take());
+    }
+}

@@ -1,0 +1,223 @@
+//! Active health checks of the endpoints of a port, for outlier detection.
+
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leno_model::{Endpoint, HealthCheck, HealthProbe, PortOutlierDetection, Protocol, Reason};
+use leno_telemetry::Count;
+use leno_traffic::outlier::{EndpointResult, FailureEvidence, classify_check};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::outlier_monitor::OutlierMonitor;
+use super::{Checkout, ConnectWait, Upstream};
+use crate::check_service::{CheckError, read_response};
+use crate::http::body::BodyPiece;
+use crate::http::grpc::health;
+use crate::http::mirror::{discard_response, plain, send_whole};
+use crate::link::LinkHandle;
+use crate::worker::Worker;
+
+/// The health check task of an outlier detector, running until dropped.
+pub(super) struct HealthCheckTask(AbortHandle);
+
+impl HealthCheckTask {
+    /// Starts to check the endpoints of an outlier detector under construction.
+    pub(super) fn start(
+        worker: &Rc<Worker>,
+        outlier_monitor: Weak<OutlierMonitor>,
+        outlier_detection: Arc<PortOutlierDetection>,
+        check: HealthCheck,
+    ) -> Self {
+        // Sidecars that receive a policy at the same time start with different endpoints.
+        let first = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
+        let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
+        let checks = HealthChecker { worker, outlier_monitor, outlier_detection, check, first };
+        let asking = async move { while checks.run_round().await.is_some() {} };
+        Self(tokio::task::spawn_local(asking).abort_handle())
+    }
+}
+
+impl Drop for HealthCheckTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The task's state. Between two checks it holds no strong references to the thread's state.
+struct HealthChecker {
+    worker: Weak<Worker>,
+    outlier_monitor: Weak<OutlierMonitor>,
+    /// The policy of the outlier detector.
+    outlier_detection: Arc<PortOutlierDetection>,
+    check: Rc<HealthCheck>,
+    /// The index of the first endpoint of each round, modulo their number.
+    first: usize,
+}
+
+impl HealthChecker {
+    /// Checks each endpoint once, evenly over the interval; `None` if the detector is gone.
+    async fn run_round(&self) -> Option<()> {
+        let (begun, interval) = (Instant::now(), self.jittered_interval()?);
+        let endpoints = self.current_endpoints()?;
+        let all = endpoints.len().max(1);
+        let step = interval / u32::try_from(all).unwrap_or(u32::MAX);
+        let in_turn = endpoints.iter().cycle().skip(self.first % all).take(endpoints.len());
+        for (asked, endpoint) in (1_u32..).zip(in_turn) {
+            self.check_endpoint(endpoint)?;
+            sleep_until(begun + step * asked).await;
+        }
+        sleep_until(begun + interval).await;
+        Some(())
+    }
+
+    /// Returns the interval with a jitter of 10 %, so that sidecars that started together diverge.
+    fn jittered_interval(&self) -> Option<Duration> {
+        let chance = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
+        let tenth = self.check.interval / 10;
+        Some(
+            self.check.interval - tenth
+                + (tenth * 2).mul_f64(f64::from(chance) / f64::from(1 << 16)),
+        )
+    }
+
+    /// Returns the endpoints of the current configuration, and updates the thread to it: without requests, no
+    /// other code does.
+    fn current_endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
+        let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.upgrade()?);
+        if worker.is_draining() {
+            return None;
+        }
+        let config = worker.config_store.current_config()?;
+        worker.retire_removed(&config);
+        let port = config.plans.watched_by(&self.outlier_detection)?;
+        let now = worker.config_store.age();
+        outlier_monitor.update_endpoints(&worker, &port.endpoints, config.version, now);
+        if port.protocol != Protocol::Tcp {
+            return Some(port.endpoints.clone());
+        }
+        // Opaque ports have no requests, so the state of their endpoints is unknown.
+        for endpoint in port.endpoints.iter() {
+            outlier_monitor.hears_check(
+                &worker.upstream_for(endpoint),
+                FailureEvidence::Unknown,
+                now,
+            );
+        }
+        Some(Arc::new([]))
+    }
+
+    /// Checks one endpoint, unless it was removed from the configuration.
+    fn check_endpoint(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
+        let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.clone());
+        if worker.config_store.is_current(endpoint) {
+            let (endpoint, check) = (endpoint.clone(), self.check.clone());
+            // The task ends by itself, within its timeout, which is at most the interval.
+            tokio::task::spawn_local(
+                EndpointCheck { worker, outlier_monitor, endpoint, check }.run_check(),
+            );
+        }
+        Some(())
+    }
+}
+
+/// One check of one endpoint.
+struct EndpointCheck {
+    worker: Rc<Worker>,
+    outlier_monitor: Weak<OutlierMonitor>,
+    endpoint: Arc<Endpoint>,
+    check: Rc<HealthCheck>,
+}
+
+impl EndpointCheck {
+    async fn run_check(self) {
+        let upstream = self.worker.upstream_for(&self.endpoint);
+        let ending = match timeout(self.check.timeout, self.send_probe(&upstream)).await {
+            Ok(Ok(ending)) => ending,
+            Ok(Err(reason)) => EndpointResult::Failed(reason),
+            Err(_) => EndpointResult::Failed(Reason::RequestTimeout),
+        };
+        let heard = classify_check(ending);
+        let count = match heard {
+            FailureEvidence::No => Count::HealthChecksOk,
+            FailureEvidence::Yes => Count::HealthChecksFailed,
+            FailureEvidence::Unknown => Count::HealthChecksUnknown,
+        };
+        self.worker.shard.add(count, 1);
+        tracing::debug!(workload = %self.endpoint.id.workload, ?ending, failed = ?heard, "health check finished");
+        if let Some(outlier_monitor) = self.outlier_monitor.upgrade() {
+            outlier_monitor.hears_check(&upstream, heard, self.worker.config_store.age());
+        }
+    }
+
+    async fn send_probe(&self, upstream: &Rc<Upstream>) -> Result<EndpointResult, Reason> {
+        match &self.check.probe {
+            HealthProbe::Http { path } => self.get(upstream, path).await,
+            HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.is_foreign() => {
+                Err(Reason::Unsupported)
+            }
+            HealthProbe::Grpc { service } => {
+                match upstream.acquire(&self.worker, None, ConnectWait::Whole).await? {
+                    Checkout::Link(link) => self.send_call(&link, service).await,
+                    Checkout::Http1(_) | Checkout::Http2(_) => Err(Reason::Unsupported),
+                }
+            }
+        }
+    }
+
+    async fn get(&self, upstream: &Rc<Upstream>, path: &str) -> Result<EndpointResult, Reason> {
+        let head = self.request_head("GET", path, "");
+        let status = match upstream.acquire(&self.worker, None, ConnectWait::Whole).await? {
+            Checkout::Link(link) => {
+                let stream = send_whole(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
+                discard_response(&stream).await?
+            }
+            Checkout::Http1(connection) => {
+                let reused = connection.reused;
+                let to = (upstream, connection);
+                let asked =
+                    plain::over_http1(&self.worker, to.0, to.1, head.into(), Vec::new()).await;
+                asked.map_err(|reason| match reason {
+                    // A server may close a connection after any idle time.
+                    Reason::UpstreamReset if reused => Reason::UpstreamRefused,
+                    reason => reason,
+                })?
+            }
+            Checkout::Http2(checkout) => {
+                let to = (upstream, None);
+                plain::over_http2(&self.worker, to.0, to.1, checkout, head.into(), Vec::new())
+                    .await?
+            }
+        };
+        Ok(EndpointResult::Response { status, grpc: None })
+    }
+
+    async fn send_call(&self, link: &LinkHandle, service: &str) -> Result<EndpointResult, Reason> {
+        let fields = "content-type: application/grpc\r\nte: trailers\r\n";
+        let head = self.request_head("POST", health::METHOD, fields);
+        let question = vec![BodyPiece::Data(health::encode_check(service))];
+        let stream = send_whole(&self.worker, link, head.as_bytes(), question).await?;
+        let code = match read_response(&stream).await {
+            Ok(answer) => match health::is_serving(answer) {
+                Ok(true) => OK,
+                Ok(false) | Err(_) => UNAVAILABLE,
+            },
+            Err(CheckError::Mesh(reason)) => return Err(reason),
+            Err(CheckError::Grpc(code)) => code.parse().unwrap_or(UNAVAILABLE),
+            Err(_) => UNAVAILABLE,
+        };
+        Ok(EndpointResult::Response { status: 200, grpc: Some(code) })
+    }
+
+    fn request_head(&self, method: &str, path: &str, fields: &str) -> String {
+        let id = &self.endpoint.id;
+        let host = format!("{}.{}:{}", id.service.name, id.service.namespace, id.port);
+        format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {AGENT}\r\n{fields}\r\n")
+    }
+}
+
+const AGENT: &str = concat!("leno-probe/", env!("CARGO_PKG_VERSION"));
+/// gRPC statuses for serving and not serving.
+const OK: u8 = 0;
+const UNAVAILABLE: u8 = 14;

@@ -1,0 +1,303 @@
+//! Per-thread outlier detection for one service port under one policy.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leno_model::{Endpoint, HealthCheck, OutlierAlgorithm, PortOutlierDetection};
+use leno_telemetry::{Count, Gauge, MetricsShard};
+use leno_traffic::outlier::{
+    EjectionCause, EjectionEvent, EjectionState, EndpointResult, FailureEvidence, OutlierDetector,
+    RequestResult, classify_ending,
+};
+
+use super::Upstream;
+use super::health_check::HealthCheckTask;
+use crate::ejected::{EjectedEndpoints, EjectionRecord};
+use crate::worker::Worker;
+
+/// The outlier detector of one port under one policy.
+pub(crate) struct OutlierMonitor {
+    /// The policy; held, so that its address stays unique.
+    outlier_detection: Arc<PortOutlierDetection>,
+    /// Active health checks, if the policy configures them.
+    _checking: Option<HealthCheckTask>,
+    /// The configuration version of the endpoints.
+    version: Cell<u64>,
+    state: RefCell<MonitorState>,
+    shard: Rc<MetricsShard>,
+    /// The list of ejected endpoints, shared with the admin interface.
+    list: Arc<EjectedEndpoints>,
+    number: u64,
+}
+
+struct MonitorState {
+    detector: OutlierDetector,
+    endpoints: Arc<[Arc<Endpoint>]>,
+    /// In the order of `endpoints`.
+    upstreams: Vec<Rc<Upstream>>,
+    /// The ejected endpoints by index, with cause and time.
+    out: Vec<(usize, EjectionCause, Instant)>,
+    /// A reused buffer of events.
+    events: Vec<EjectionEvent>,
+}
+
+impl OutlierMonitor {
+    /// Creates a detector; no endpoint is ejected yet.
+    pub(crate) fn start(
+        worker: &Rc<Worker>,
+        outlier_detection: &Arc<PortOutlierDetection>,
+    ) -> Rc<Self> {
+        Rc::new_cyclic(|outlier_monitor: &Weak<Self>| {
+            let check = health_check(outlier_detection).cloned();
+            let start = |check| {
+                HealthCheckTask::start(
+                    worker,
+                    outlier_monitor.clone(),
+                    outlier_detection.clone(),
+                    check,
+                )
+            };
+            Self::new(worker, outlier_detection, check.map(start))
+        })
+    }
+
+    fn new(
+        worker: &Worker,
+        outlier_detection: &Arc<PortOutlierDetection>,
+        checking: Option<HealthCheckTask>,
+    ) -> Self {
+        let state = MonitorState {
+            detector: OutlierDetector::new(&outlier_detection.algorithm, 0),
+            endpoints: Arc::new([]),
+            upstreams: Vec::new(),
+            out: Vec::new(),
+            events: Vec::new(),
+        };
+        Self {
+            outlier_detection: outlier_detection.clone(),
+            _checking: checking,
+            version: Cell::new(0),
+            state: RefCell::new(state),
+            shard: worker.shard.clone(),
+            list: worker.ejected.clone(),
+            number: worker.ejected.next_number(),
+        }
+    }
+
+    /// True if it was created for this policy of this port.
+    pub(crate) fn is_for(&self, outlier_detection: &Arc<PortOutlierDetection>) -> bool {
+        Arc::ptr_eq(&self.outlier_detection, outlier_detection)
+    }
+
+    /// Updates the endpoints to those of this configuration version, and advances time.
+    pub(crate) fn update_endpoints(
+        &self,
+        worker: &Rc<Worker>,
+        endpoints: &Arc<[Arc<Endpoint>]>,
+        version: u64,
+        now: Duration,
+    ) {
+        let mut state = self.state.borrow_mut();
+        // A request may hold an older configuration.
+        if version > self.version.get() {
+            self.version.set(version);
+            if !Arc::ptr_eq(&state.endpoints, endpoints) {
+                state.replace_endpoints(worker, endpoints);
+                self.update_list(&mut state);
+            }
+        }
+        let state = &mut *state;
+        state.detector.advance_time(now, worker.random_number(), &mut state.events);
+        if !state.events.is_empty() {
+            self.report_events(state);
+        }
+    }
+
+    /// True if requests may go to an endpoint.
+    pub(crate) fn is_admitted(&self, upstream: &Upstream) -> bool {
+        let state = self.state.borrow();
+        state
+            .slot_of(upstream)
+            .is_none_or(|slot| state.detector.endpoint_state(slot) != EjectionState::Ejected)
+    }
+
+    /// True if an endpoint stays in service only because of the ejection limits.
+    pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
+        let state = self.state.borrow();
+        state.slot_of(upstream).is_some_and(|slot| state.detector.is_spared(slot))
+    }
+
+    /// Begins an attempt at an endpoint. Returns true if it is a probe.
+    pub(crate) fn start_attempt(&self, upstream: &Upstream) -> bool {
+        let mut state = self.state.borrow_mut();
+        let slot = state.slot_of(upstream);
+        slot.is_some_and(|slot| state.detector.start_request(slot))
+    }
+
+    /// Records the outcome of an attempt. Returns true if it is conclusive.
+    pub(crate) fn finish_attempt(
+        &self,
+        worker: &Worker,
+        upstream: &Upstream,
+        probe: bool,
+        ending: EndpointResult,
+        now: Duration,
+    ) -> bool {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let failed = match classify_ending(state.detector.failure_classes(), ending) {
+            FailureEvidence::Unknown => return false,
+            FailureEvidence::Yes => true,
+            FailureEvidence::No => false,
+        };
+        let seen = RequestResult { failed, probe, now, draw: worker.random_number() };
+        let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
+        state.detector.record_outcome(slot, seen, &mut state.events);
+        if !state.events.is_empty() {
+            self.report_events(state);
+        }
+        true
+    }
+
+    /// Records the result of a health check.
+    pub(crate) fn hears_check(&self, upstream: &Upstream, heard: FailureEvidence, now: Duration) {
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let slot = state.slot_of(upstream).unwrap_or(NOWHERE);
+        state.detector.record_check(slot, heard, now, &mut state.events);
+        if !state.events.is_empty() {
+            self.report_events(state);
+        }
+    }
+
+    /// Drops a probe without a conclusive outcome.
+    pub(crate) fn release_probe(&self, upstream: &Upstream) {
+        let mut state = self.state.borrow_mut();
+        if let Some(slot) = state.slot_of(upstream) {
+            state.detector.release_request(slot, true);
+        }
+    }
+
+    /// Reports events to the log, the counters and the list.
+    fn report_events(&self, state: &mut MonitorState) {
+        for event in std::mem::take(&mut state.events) {
+            let (EjectionEvent::Ejected { slot, .. } | EjectionEvent::Unejected { slot }) = event;
+            let Some(endpoint) = state.endpoints.get(slot) else { continue };
+            let (service, port) = (&endpoint.id.service, endpoint.id.port);
+            let (workload, policy) = (&endpoint.id.workload, &self.outlier_detection.policy);
+            match event {
+                EjectionEvent::Ejected { cause, pause, .. } => {
+                    self.shard.add(count_of(cause), 1);
+                    state.out.retain(|(out, ..)| *out != slot);
+                    state.out.push((slot, cause, Instant::now()));
+                    let cause = cause.as_str();
+                    let pause =
+                        pause.map_or("until it is healthy".to_owned(), |it| format!("{it:?}"));
+                    tracing::warn!(%workload, %service, port, cause, duration = pause, %policy, "endpoint ejected");
+                }
+                EjectionEvent::Unejected { .. } => {
+                    if let Some(upstream) = state.upstreams.get(slot) {
+                        upstream.forget_times();
+                    }
+                    self.shard.add(Count::EndpointUnejections, 1);
+                    tracing::info!(%workload, %service, port, %policy, "endpoint unejected");
+                }
+            }
+        }
+        self.update_list(state);
+    }
+
+    /// Updates the list and the gauge of ejected endpoints.
+    fn update_list(&self, state: &mut MonitorState) {
+        let before = self.list.count(self.number);
+        let MonitorState { detector, out, endpoints, .. } = state;
+        out.retain(|(slot, ..)| detector.endpoint_state(*slot) != EjectionState::InService);
+        let entry = |(slot, cause, since): &(usize, EjectionCause, Instant)| {
+            let endpoint = endpoints.get(*slot)?.clone();
+            Some(EjectionRecord {
+                endpoint,
+                policy: self.outlier_detection.policy.clone(),
+                cause: *cause,
+                since: *since,
+            })
+        };
+        let entries: Vec<EjectionRecord> = out.iter().filter_map(entry).collect();
+        self.shard.raise(Gauge::EndpointsEjected, entries.len() as u64);
+        self.shard.lower(Gauge::EndpointsEjected, before as u64);
+        self.list.set_entries(self.number, entries);
+    }
+}
+
+impl Drop for OutlierMonitor {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        state.detector.update_endpoints(&[]);
+        state.out.clear();
+        let before = self.list.count(self.number);
+        self.shard.lower(Gauge::EndpointsEjected, before as u64);
+        self.list.set_entries(self.number, Vec::new());
+    }
+}
+
+impl MonitorState {
+    /// Returns the index of an endpoint. Several policies may apply to one endpoint, briefly with different
+    /// configuration versions: then its cached index is that of another policy.
+    #[inline]
+    fn slot_of(&self, upstream: &Upstream) -> Option<usize> {
+        let noted = upstream.slot.get();
+        if noted == NOWHERE {
+            return None;
+        }
+        let is_it = |known: &Rc<Upstream>| std::ptr::eq(&raw const **known, upstream);
+        match self.upstreams.get(noted) {
+            Some(known) if is_it(known) => Some(noted),
+            _ => self.upstreams.iter().position(is_it),
+        }
+    }
+
+    /// Replaces the endpoints. Statistics of those that remain are kept.
+    fn replace_endpoints(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
+        let old = |endpoint: &Arc<Endpoint>| {
+            let found = self.endpoints.binary_search_by(|known| known.id.cmp(&endpoint.id)).ok()?;
+            let known = self.endpoints.get(found)?;
+            known.is_same_place(endpoint).then_some(found)
+        };
+        let places: Vec<Option<usize>> = endpoints.iter().map(old).collect();
+        self.detector.update_endpoints(&places);
+        let moved = |(slot, cause, since): (usize, EjectionCause, Instant)| {
+            let place = places.iter().position(|place| *place == Some(slot))?;
+            Some((place, cause, since))
+        };
+        self.out = std::mem::take(&mut self.out).into_iter().filter_map(moved).collect();
+        for upstream in self.upstreams.drain(..) {
+            upstream.slot.set(NOWHERE);
+        }
+        self.upstreams.extend(endpoints.iter().map(|endpoint| worker.upstream_for(endpoint)));
+        for (slot, upstream) in self.upstreams.iter().enumerate() {
+            upstream.slot.set(slot);
+        }
+        self.endpoints = endpoints.clone();
+    }
+}
+
+/// Returns the active health check of a policy.
+fn health_check(outlier_detection: &PortOutlierDetection) -> Option<&HealthCheck> {
+    match &outlier_detection.algorithm {
+        OutlierAlgorithm::Native(rule) => rule.health_check.as_deref(),
+        OutlierAlgorithm::Sermant(_) => None,
+    }
+}
+
+fn count_of(cause: EjectionCause) -> Count {
+    match cause {
+        EjectionCause::Rate => Count::EndpointEjectedForRate,
+        EjectionCause::Consecutive => Count::EndpointEjectedForConsecutive,
+        EjectionCause::Probe => Count::EndpointEjectedForProbe,
+        EjectionCause::Check => Count::EndpointEjectedForCheck,
+    }
+}
+
+/// The index of an endpoint without outlier detection.
+pub(crate) const NOWHERE: usize = usize::MAX;

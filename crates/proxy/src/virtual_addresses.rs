@@ -1,0 +1,272 @@
+//! Virtual addresses of services: assigned by the DNS server, and mapped back to their services.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use leno_model::ServiceName;
+use leno_telemetry::RecentTable;
+
+/// The virtual addresses of services, valid in this workload's namespace only.
+#[derive(Debug, Default)]
+pub(crate) struct VirtualAddresses(Mutex<AddressTable>);
+
+#[derive(Debug, Default)]
+struct AddressTable {
+    services: BTreeMap<ServiceName, Ipv4Addr>,
+    addresses: RecentTable<Ipv4Addr, ServiceName, NAMES_MAX>,
+    /// Evicted entries: the application may have cached their addresses, so they are not reassigned to other
+    /// services yet.
+    evicted: RecentTable<ServiceName, Ipv4Addr, NAMES_MAX>,
+}
+
+impl VirtualAddresses {
+    /// Parses the output of [`Self::to_text`]; invalid lines are skipped.
+    pub(crate) fn from_text(text: &str) -> Self {
+        let mut given = AddressTable::default();
+        for line in text.lines().take(2 * NAMES_MAX) {
+            let (line, is_evicted) = match line.strip_prefix(EVICTED) {
+                Some(line) => (line, true),
+                None => (line, false),
+            };
+            if let Some((address, service)) = line.split_once(' ')
+                && let (Ok(address), Ok(service)) = (address.parse(), service.parse())
+            {
+                match is_evicted {
+                    true => drop(given.evicted.insert(service, address)),
+                    false => given.assign(service, address),
+                }
+            }
+        }
+        Self(Mutex::new(given))
+    }
+
+    /// Formats one line per service for the state directory: applications cache addresses longer than a proxy
+    /// lives. The least recently used service comes first; evicted ones have a prefix that makes earlier
+    /// releases skip the line.
+    pub(crate) fn to_text(&self) -> String {
+        let given = self.lock();
+        let evicted = given.evicted.least_recent();
+        let evicted = evicted.filter_map(|service| Some((service, given.evicted.get(service)?)));
+        let evicted = evicted.map(|(service, address)| format!("{EVICTED}{address} {service}\n"));
+        let addresses = given.addresses.least_recent();
+        let addresses = addresses.filter_map(|it| Some((it, given.addresses.get(it)?)));
+        let addresses = addresses.map(|(address, service)| format!("{address} {service}\n"));
+        evicted.chain(addresses).collect()
+    }
+
+    /// Returns the virtual address of a service, and whether it is new. A full table evicts the least recently
+    /// used service.
+    pub(crate) fn virtual_address(&self, service: &ServiceName) -> Option<(Ipv4Addr, IsNew)> {
+        let mut given = self.lock();
+        if let Some(address) = given.services.get(service).copied() {
+            given.record_use(address);
+            return Some((address, IsNew::No));
+        }
+        let is_full = given.addresses.len() >= NAMES_MAX;
+        let address = given.free_address(service)?;
+        given.assign(service.clone(), address);
+        Some((address, if is_full { IsNew::InPlaceOfAnother } else { IsNew::Yes }))
+    }
+
+    /// Returns the service of a virtual address of either IP version.
+    pub(crate) fn service_at(&self, address: IpAddr) -> Option<ServiceName> {
+        let address = match address {
+            IpAddr::V4(address) => address,
+            IpAddr::V6(address) => from_v6(address)?,
+        };
+        self.lock().record_use(address)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, AddressTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AddressTable {
+    fn assign(&mut self, service: ServiceName, address: Ipv4Addr) {
+        if let Some((address, service)) = self.addresses.insert(address, service.clone()) {
+            self.services.remove(&service);
+            self.evicted.insert(service, address);
+        }
+        self.services.insert(service, address);
+    }
+
+    /// Records a use of an address.
+    fn record_use(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
+        self.addresses.use_value(&address).cloned()
+    }
+
+    /// Returns an address for a service: its previous one, or one that no service had recently.
+    fn free_address(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
+        if let Some(address) = self.evicted.remove(service) {
+            return Some(address);
+        }
+        let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
+        let start = hash(service);
+        (0..HOSTS)
+            .map(|step| nth_address(start.wrapping_add(step) % HOSTS))
+            .find(|address| !self.addresses.contains_key(address) && !evicted.contains(address))
+    }
+}
+
+/// Indicates whether an address was newly assigned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum IsNew {
+    Yes,
+    /// The table was full: another service has lost its address.
+    InPlaceOfAnother,
+    No,
+}
+
+/// A service gets the same address on every machine unless two collide (FNV-1a).
+fn hash(service: &ServiceName) -> u32 {
+    let text = service.to_string();
+    text.bytes()
+        .fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// The `n`-th host of 240.240.0.0/16: class E, which no network uses or routes.
+fn nth_address(n: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 240, 0, 1)) + n)
+}
+
+/// The same address in IPv6: the last four bytes of a unique local network (RFC 4193).
+pub(crate) fn to_v6(address: Ipv4Addr) -> Ipv6Addr {
+    Ipv6Addr::from(PREFIX_V6 | u128::from(u32::from(address)))
+}
+
+fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let bits = u128::from(address);
+    let last = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
+    (bits - u128::from(last) == PREFIX_V6).then(|| Ipv4Addr::from(last))
+}
+
+/// fd6c:656e:6f00:f0::/96.
+const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
+/// Hosts of a /16 without its network and broadcast address.
+const HOSTS: u32 = 65_534;
+/// The maximum number of services that one application may resolve.
+const NAMES_MAX: usize = 4096;
+/// The prefix of evicted entries in the state directory.
+const EVICTED: &str = "evicted ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service_name(name: &str) -> ServiceName {
+        ServiceName::new("bookinfo", name).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_kept_apart_and_survive_a_restart() {
+        let names = VirtualAddresses::default();
+        let mut seen = HashSet::new();
+        for index in 0..1000 {
+            let (address, is_new) =
+                names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
+            assert_eq!(is_new, IsNew::Yes);
+            assert!(seen.insert(address), "{address} was given twice");
+        }
+        let restored = VirtualAddresses::from_text(&names.to_text());
+        for index in 0..1000 {
+            let name = service_name(&format!("s{index}"));
+            let (address, is_new) = restored.virtual_address(&name).unwrap();
+            assert_eq!(is_new, IsNew::No);
+            for address in [IpAddr::V4(address), IpAddr::V6(to_v6(address))] {
+                assert_eq!(names.service_at(address), Some(name.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn other_networks_stand_for_nothing() {
+        let names = VirtualAddresses::default();
+        let (address, _) = names.virtual_address(&service_name("one")).unwrap();
+        let [.., a, b] = to_v6(address).segments();
+        for network in ["::", "fd6c:656e:6f00:f1::", "fd6c:656e:6f00:f0:0:1::"] {
+            let network = u128::from(network.parse::<Ipv6Addr>().unwrap());
+            let host = (u128::from(a) << 16) | u128::from(b);
+            assert_eq!(names.service_at(Ipv6Addr::from(network | host).into()), None);
+        }
+    }
+
+    #[test]
+    fn a_full_table_evicts_the_service_that_was_not_used_for_the_longest_time() {
+        let names = VirtualAddresses::default();
+        let first = names.virtual_address(&service_name("s0")).unwrap().0;
+        let second = names.virtual_address(&service_name("s1")).unwrap().0;
+        for index in 2..NAMES_MAX {
+            assert_eq!(
+                names.virtual_address(&service_name(&format!("s{index}"))).unwrap().1,
+                IsNew::Yes
+            );
+        }
+        // A connection to its address is a use of a service.
+        assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
+        let (new, is_new) = names.virtual_address(&service_name("new")).unwrap();
+        assert_eq!(is_new, IsNew::InPlaceOfAnother);
+        assert_eq!(names.service_at(new.into()), Some(service_name("new")));
+        assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
+        assert_eq!(names.service_at(second.into()), None);
+        // Many more names stay within the bound, and never get an address that was evicted just before.
+        for index in 0..NAMES_MAX {
+            assert_ne!(
+                names.virtual_address(&service_name(&format!("t{index}"))).unwrap().0,
+                second
+            );
+        }
+        assert_eq!(names.lock().services.len(), NAMES_MAX);
+        assert_eq!(names.lock().addresses.len(), NAMES_MAX);
+        let again = names.virtual_address(&service_name("t0")).unwrap();
+        assert_eq!(again.1, IsNew::No);
+        names.virtual_address(&service_name("one-more"));
+        assert!(names.lock().evicted.len() <= NAMES_MAX);
+    }
+
+    #[test]
+    fn an_evicted_service_gets_its_address_again() {
+        let names = VirtualAddresses::default();
+        let first = names.virtual_address(&service_name("s0")).unwrap().0;
+        for index in 1..=NAMES_MAX {
+            names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
+        }
+        assert_eq!(names.service_at(first.into()), None);
+        assert_eq!(
+            names.virtual_address(&service_name("s0")),
+            Some((first, IsNew::InPlaceOfAnother))
+        );
+    }
+    #[test]
+    fn evicted_addresses_and_the_order_of_uses_survive_a_restart() {
+        let names = VirtualAddresses::default();
+        let first = names.virtual_address(&service_name("s0")).unwrap().0;
+        for index in 1..=NAMES_MAX {
+            names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
+        }
+        names.virtual_address(&service_name("s1")).unwrap();
+        let second = names.virtual_address(&service_name("s2")).unwrap().0;
+        let third = names.virtual_address(&service_name("s3")).unwrap().0;
+        names.service_at(second.into());
+        let used: Vec<String> = (4..=NAMES_MAX).map(|index| format!("s{index}")).collect();
+        for name in &used {
+            names.virtual_address(&service_name(name)).unwrap();
+        }
+        // The least recent uses are now those of s1, s3 and s2.
+        let restored = VirtualAddresses::from_text(&names.to_text());
+        assert_eq!(restored.to_text(), names.to_text());
+        for index in 0..2 {
+            let (address, is_new) =
+                restored.virtual_address(&service_name(&format!("t{index}"))).unwrap();
+            assert_eq!(is_new, IsNew::InPlaceOfAnother);
+            assert_ne!(address, first, "its own service may come back");
+        }
+        assert_eq!(restored.service_at(third.into()), None);
+        assert_eq!(restored.service_at(second.into()), Some(service_name("s2")));
+        assert_eq!(
+            restored.virtual_address(&service_name("s0")),
+            Some((first, IsNew::InPlaceOfAnother))
+        );
+    }
+}

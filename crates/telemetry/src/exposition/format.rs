@@ -1,0 +1,95 @@
+//! Exposition formats, and their negotiation with scrapers.
+
+use crate::names::{MetricFamily, MetricKind};
+
+/// An exposition format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpositionFormat {
+    /// The Prometheus text format 0.0.4.
+    Prometheus,
+    /// OpenMetrics 1.0, which supports exemplars.
+    OpenMetrics,
+}
+
+impl ExpositionFormat {
+    /// Selects the format for an `Accept` header: OpenMetrics if it is listed and not excluded.
+    #[must_use]
+    pub fn from_accept(accept: &str) -> Self {
+        let names = |range: &str| {
+            let mut parts = range.split(';').map(str::trim);
+            let is_named = parts
+                .next()
+                .is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
+            let refused = |parameter: &str| {
+                let weight = parameter.strip_prefix("q=").map(str::parse::<f32>);
+                matches!(weight, Some(Ok(weight)) if weight <= 0.0)
+            };
+            let other = |parameter: &str| {
+                let version = parameter.strip_prefix("version=");
+                version.is_some_and(|version| !matches!(version, "1.0.0" | "0.0.1"))
+            };
+            is_named && !parts.any(|parameter| refused(parameter) || other(parameter))
+        };
+        match accept.split(',').map(str::trim).any(names) {
+            true => Self::OpenMetrics,
+            false => Self::Prometheus,
+        }
+    }
+
+    /// The value of `Content-Type`.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Prometheus => "text/plain; version=0.0.4",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+
+    /// The lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
+    pub(crate) fn metric_header(self, metric: &MetricFamily) -> String {
+        let MetricFamily { name, kind, help, .. } = metric;
+        let name = match (self, kind) {
+            (Self::OpenMetrics, MetricKind::Counter) => name.strip_suffix("_total").unwrap_or(name),
+            _ => name,
+        };
+        format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str())
+    }
+
+    /// The last line.
+    pub(crate) const fn end_line(self) -> &'static str {
+        match self {
+            Self::Prometheus => "",
+            Self::OpenMetrics => "# EOF\n",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn openmetrics_is_served_on_request() {
+        for (accept, form) in [
+            // The request header of Prometheus 2.42.
+            (
+                "application/openmetrics-text;version=1.0.0,\
+                 application/openmetrics-text;version=0.0.1;q=0.75,\
+                 text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+                ExpositionFormat::OpenMetrics,
+            ),
+            ("application/openmetrics-text", ExpositionFormat::OpenMetrics),
+            (
+                "text/plain, Application/OpenMetrics-Text; version=1.0.0; q=0.1",
+                ExpositionFormat::OpenMetrics,
+            ),
+            ("application/openmetrics-text; version=2.0.0", ExpositionFormat::Prometheus),
+            ("application/openmetrics-text;q=0", ExpositionFormat::Prometheus),
+            ("text/plain", ExpositionFormat::Prometheus),
+            ("*/*", ExpositionFormat::Prometheus),
+            ("", ExpositionFormat::Prometheus),
+        ] {
+            assert_eq!(ExpositionFormat::from_accept(accept), form, "{accept}");
+        }
+    }
+}

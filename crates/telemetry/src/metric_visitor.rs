@@ -1,0 +1,250 @@
+//! Reading of all metrics of a sidecar, in order, for writers of any format.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::exemplar::Exemplar;
+use crate::histogram::Histogram;
+use crate::line_queue::lines_dropped;
+use crate::names::{
+    BUILD, CONNECTIONS_REJECTED, Count, DRY_RUN_DENIALS, Gauge, LOG_LINES_DROPPED, Level,
+    MetricFamily, PROCESS_CPU, PROCESS_MEMORY, REQUEST_BYTES, REQUEST_DURATION, REQUESTS,
+    RESPONSE_BYTES, RULE_MATCHES, STREAMS, STREAMS_OPENED, TCP_OPENED,
+};
+use crate::outcome_table::OutcomeKey;
+use crate::series::{RequestLabels, SeriesTotals};
+use crate::telemetry::Telemetry;
+use crate::usage::{ProcessUsage, read_usage};
+
+/// A consumer of metrics: receives each metric, followed by its numbers with their labels.
+pub trait MetricVisitor {
+    /// Begins a metric; any number of values follows.
+    fn begin_metric(&mut self, metric: &'static MetricFamily);
+    /// Receives a number of the current metric.
+    fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue);
+    /// Receives a histogram of the current metric.
+    fn record_durations(
+        &mut self,
+        labels: &[(&'static str, &str)],
+        durations: &DurationBuckets<'_>,
+    );
+}
+
+/// A value of a metric.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MetricValue {
+    /// A number of items or bytes.
+    Whole(u64),
+    /// A time in seconds.
+    Seconds(f64),
+}
+
+impl fmt::Display for MetricValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole(number) => number.fmt(f),
+            Self::Seconds(seconds) => seconds.fmt(f),
+        }
+    }
+}
+
+/// Durations in the exposed buckets.
+#[derive(Debug, Clone, Copy)]
+pub struct DurationBuckets<'a> {
+    histogram: &'a Histogram,
+    limits: &'a [Duration],
+    /// One per bucket, if any.
+    exemplars: &'a [Option<Exemplar>],
+}
+
+impl<'a> DurationBuckets<'a> {
+    /// Converts a histogram to buckets that end at these limits, and one without a limit.
+    #[must_use]
+    pub fn new(histogram: &'a Histogram, limits: &'a [Duration]) -> Self {
+        Self { histogram, limits, exemplars: &[] }
+    }
+
+    /// The sum of the durations.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        self.histogram.sum()
+    }
+
+    /// The count of each bucket, with its limit and its exemplar. The last bucket has no limit.
+    pub fn buckets(
+        &self,
+    ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
+        let last = std::iter::once((None, self.histogram.count()));
+        let limited = self.histogram.cumulative_counts(self.limits);
+        let limited = limited.map(|(limit, below)| (Some(limit), below));
+        let exemplars = self.exemplars.iter().map(Option::as_ref).chain(std::iter::repeat(None));
+        let mut seen = 0;
+        limited.chain(last).zip(exemplars).map(move |((limit, below), exemplar)| {
+            let count = below.saturating_sub(std::mem::replace(&mut seen, below));
+            (limit, count, exemplar)
+        })
+    }
+}
+
+impl Telemetry {
+    /// Reads all metrics, and the resource usage of this process if the system reports it.
+    pub fn read(&self, reader: &mut impl MetricVisitor) {
+        self.read_with(read_usage(std::process::id()).ok().as_ref(), reader);
+    }
+
+    pub(crate) fn read_with(&self, usage: Option<&ProcessUsage>, reader: &mut impl MetricVisitor) {
+        self.read_series(reader);
+        reader.begin_metric(&RULE_MATCHES);
+        for (rule, matches) in self.matched_rules() {
+            let values = [rule.kind, &rule.namespace, &rule.name, &rule.rule];
+            report_labelled(reader, &RULE_MATCHES, &values, matches);
+        }
+        reader.begin_metric(&CONNECTIONS_REJECTED);
+        for (reason, count) in self.rejected_connections() {
+            report_labelled(reader, &CONNECTIONS_REJECTED, &[reason], count);
+        }
+        for metric in Count::METRICS {
+            reader.begin_metric(metric);
+            for count in Count::ALL.iter().filter(|c| c.metric() == metric.name) {
+                report_labelled(reader, metric, count.label_values(), self.count(*count));
+            }
+        }
+        for metric in Gauge::METRICS {
+            reader.begin_metric(metric);
+            for gauge in Gauge::ALL.iter().filter(|g| g.metric() == metric.name) {
+                report_labelled(reader, metric, gauge.label_values(), self.gauge(*gauge));
+            }
+        }
+        for metric in Level::METRICS {
+            reader.begin_metric(metric);
+            for level in Level::ALL.iter().filter(|l| l.metric() == metric.name) {
+                if let Some(value) = self.level(*level) {
+                    report_labelled(reader, metric, level.label_values(), value);
+                }
+            }
+        }
+        reader.begin_metric(&BUILD);
+        report_labelled(reader, &BUILD, &[env!("CARGO_PKG_VERSION")], 1);
+        reader.begin_metric(&LOG_LINES_DROPPED);
+        reader.record_number(&[], MetricValue::Whole(lines_dropped()));
+        if let Some(usage) = usage {
+            reader.begin_metric(&PROCESS_CPU);
+            reader.record_number(&[], MetricValue::Seconds(usage.cpu.as_secs_f64()));
+            reader.begin_metric(&PROCESS_MEMORY);
+            reader.record_number(&[], MetricValue::Whole(usage.rss_kib * 1024));
+        }
+    }
+
+    /// Reads the request metrics, one after the other, as formats require.
+    fn read_series(&self, reader: &mut impl MetricVisitor) {
+        let totals: Vec<SeriesTotals> = self
+            .series_cells()
+            .into_iter()
+            .map(|(labels, cells)| SeriesTotals::sum_shards(labels, &cells))
+            .collect();
+        reader.begin_metric(&REQUESTS);
+        for series in &totals {
+            for (OutcomeKey { class, reason, grpc }, count) in &series.requests {
+                let code = [("code", class.label()), ("reason", reason)];
+                let grpc = grpc.map(|status| ("grpc_status", status.label()));
+                let more: Vec<_> = code.into_iter().chain(grpc).collect();
+                with_labels(&series.labels, &more, |labels| {
+                    reader.record_number(labels, MetricValue::Whole(*count));
+                });
+            }
+        }
+        reader.begin_metric(&REQUEST_DURATION);
+        for SeriesTotals { labels, durations, exemplars, .. } in &totals {
+            let durations = DurationBuckets { histogram: durations, limits: &LIMITS, exemplars };
+            with_labels(labels, &[], |labels| reader.record_durations(labels, &durations));
+        }
+        for (metric, bytes) in [
+            (&REQUEST_BYTES, (|s| s.bytes_in) as fn(&SeriesTotals) -> u64),
+            (&RESPONSE_BYTES, |s| s.bytes_out),
+        ] {
+            reader.begin_metric(metric);
+            for series in &totals {
+                let bytes = MetricValue::Whole(bytes(series));
+                with_labels(&series.labels, &[], |labels| reader.record_number(labels, bytes));
+            }
+        }
+        reader.begin_metric(&TCP_OPENED);
+        for series in totals.iter().filter(|series| series.opened > 0) {
+            let opened = MetricValue::Whole(series.opened);
+            with_labels(&series.labels, &[], |labels| reader.record_number(labels, opened));
+        }
+        for (metric, number) in [
+            (&STREAMS_OPENED, (|s| s.streams_opened) as fn(&SeriesTotals) -> u64),
+            (&STREAMS, |s| s.streams_opened.saturating_sub(s.streams_ended)),
+        ] {
+            reader.begin_metric(metric);
+            for series in totals.iter().filter(|series| series.streams_opened > 0) {
+                let number = MetricValue::Whole(number(series));
+                with_labels(&series.labels, &[], |labels| reader.record_number(labels, number));
+            }
+        }
+        reader.begin_metric(&DRY_RUN_DENIALS);
+        for series in &totals {
+            for (reason, count) in &series.dry_run_denials {
+                with_labels(&series.labels, &[("reason", reason)], |labels| {
+                    reader.record_number(labels, MetricValue::Whole(*count));
+                });
+            }
+        }
+    }
+}
+
+/// The labels of a series, and additional ones of one of its numbers.
+fn with_labels(
+    labels: &RequestLabels,
+    more: &[(&'static str, &str)],
+    reported: impl FnOnce(&[(&'static str, &str)]),
+) {
+    let RequestLabels { direction, service, port, route, peer, protocol } = labels;
+    let port = port.to_string();
+    let values = [*direction, service, &port, route, peer, *protocol];
+    let own = REQUEST_BYTES.labels.iter().copied().zip(values);
+    reported(&own.chain(more.iter().copied()).collect::<Vec<_>>());
+}
+
+fn report_labelled(
+    reader: &mut impl MetricVisitor,
+    metric: &MetricFamily,
+    values: &[&str],
+    number: u64,
+) {
+    let labels: Vec<_> = metric.labels.iter().copied().zip(values.iter().copied()).collect();
+    reader.record_number(&labels, MetricValue::Whole(number));
+}
+
+/// The exposed bucket of a duration; the last has no limit.
+pub(crate) fn exposed_bucket(duration: Duration) -> usize {
+    LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(LIMITS.len())
+}
+
+/// The number of exposed buckets.
+pub(crate) const BUCKETS: usize = LIMITS.len() + 1;
+
+/// The limits of the exposed buckets: two or three per decade, closest in the typical range of sidecars.
+const LIMITS: [Duration; 20] = [
+    Duration::from_micros(500),
+    Duration::from_millis(1),
+    Duration::from_millis(2),
+    Duration::from_millis(3),
+    Duration::from_millis(5),
+    Duration::from_micros(7_500),
+    Duration::from_millis(10),
+    Duration::from_millis(15),
+    Duration::from_millis(25),
+    Duration::from_millis(50),
+    Duration::from_millis(75),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_millis(2_500),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+    Duration::from_secs(60),
+];

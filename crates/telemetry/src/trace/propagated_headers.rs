@@ -1,0 +1,79 @@
+//! Propagated headers of a trace context, written without an allocation.
+
+use super::{SpanId, TraceSpan, hexadecimal};
+
+/// The propagated headers of a context.
+#[derive(Debug, Clone, Copy)]
+pub struct PropagatedHeaders {
+    span: TraceSpan,
+    trace: [u8; 32],
+    id: [u8; 16],
+    parent: [u8; 16],
+    traceparent: [u8; 55],
+    b3: [u8; 68],
+}
+
+impl PropagatedHeaders {
+    /// Writes the context that the receiver continues.
+    #[must_use]
+    pub fn from_span(span: &TraceSpan) -> Self {
+        let mut written = Self {
+            span: *span,
+            trace: [0; 32],
+            id: [0; 16],
+            parent: [0; 16],
+            traceparent: *b"00-00000000000000000000000000000000-0000000000000000-00",
+            b3: [b'-'; 68],
+        };
+        hexadecimal::write(&span.trace.0.get().to_be_bytes(), &mut written.trace);
+        hexadecimal::write(&span.id.0.get().to_be_bytes(), &mut written.id);
+        if span.forms.b3 || span.forms.b3_multi {
+            let parent = span.parent.map_or(0, |SpanId(id)| id.get());
+            hexadecimal::write(&parent.to_be_bytes(), &mut written.parent);
+        }
+        if span.forms.w3c {
+            written.traceparent[3..35].copy_from_slice(&written.trace);
+            written.traceparent[36..52].copy_from_slice(&written.id);
+            if span.is_sampled {
+                written.traceparent[54] = b'1';
+            }
+        }
+        if span.forms.b3 {
+            written.b3[..32].copy_from_slice(&written.trace);
+            written.b3[33..49].copy_from_slice(&written.id);
+            written.b3[50] = match (span.is_debug, span.is_sampled) {
+                (true, _) => b'd',
+                (false, true) => b'1',
+                (false, false) => b'0',
+            };
+            written.b3[52..].copy_from_slice(&written.parent);
+        }
+        written
+    }
+
+    /// Names and values; at most [`FIELDS_MAX`].
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let TraceSpan { forms, parent, is_sampled, is_debug, is_narrow, .. } = self.span;
+        let from = if is_narrow { 16 } else { 0 };
+        let to = if parent.is_some() { 68 } else { 51 };
+        let sampled: &[u8] = if is_sampled { b"1" } else { b"0" };
+        let multi = forms.b3_multi;
+        [
+            forms.w3c.then_some(("traceparent", &self.traceparent[..])),
+            forms.b3.then_some(("b3", &self.b3[from..to])),
+            multi.then_some(("x-b3-traceid", &self.trace[from..])),
+            multi.then_some(("x-b3-spanid", &self.id[..])),
+            (multi && parent.is_some()).then_some(("x-b3-parentspanid", &self.parent[..])),
+            // Debug implies the decision, which is then not written.
+            multi.then_some(match is_debug {
+                true => ("x-b3-flags", &b"1"[..]),
+                false => ("x-b3-sampled", sampled),
+            }),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+/// The maximum number of headers of a context.
+pub const FIELDS_MAX: usize = 6;

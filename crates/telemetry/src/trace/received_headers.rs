@@ -1,0 +1,205 @@
+//! Trace context in the headers of a received request.
+
+use std::num::{NonZeroU64, NonZeroU128};
+use std::ops::Range;
+
+use super::hexadecimal;
+use super::{PropagationFormats, SamplingDecision, SpanId, TraceContext, TraceId};
+
+/// The received headers with a trace context.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TraceHeaders<'a> {
+    traceparent: HeaderOccurrence<'a>,
+    b3: HeaderOccurrence<'a>,
+    trace_id: HeaderOccurrence<'a>,
+    span_id: HeaderOccurrence<'a>,
+    sampled: HeaderOccurrence<'a>,
+    flags: HeaderOccurrence<'a>,
+    has_parent_span: bool,
+    has_state: bool,
+}
+
+/// A header that should occur once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum HeaderOccurrence<'a> {
+    #[default]
+    Nothing,
+    One(&'a [u8]),
+    /// An ambiguous header that occurs several times.
+    Several,
+}
+
+impl<'a> HeaderOccurrence<'a> {
+    fn add_value(&mut self, value: &'a [u8]) {
+        *self = match self {
+            Self::Nothing => Self::One(value),
+            Self::One(_) | Self::Several => Self::Several,
+        };
+    }
+
+    fn only_value(self) -> Option<&'a [u8]> {
+        match self {
+            Self::One(value) => Some(value),
+            Self::Nothing | Self::Several => None,
+        }
+    }
+
+    fn is_there(self) -> bool {
+        self != Self::Nothing
+    }
+}
+
+impl<'a> TraceHeaders<'a> {
+    /// Records a header of the request; most are distinguished by their lengths.
+    #[inline]
+    pub fn record_header(&mut self, name: &[u8], value: &'a [u8]) {
+        let is = |known: &[u8]| name.eq_ignore_ascii_case(known);
+        match name.len() {
+            2 if is(b"b3") => self.b3.add_value(value),
+            10 if is(b"x-b3-flags") => self.flags.add_value(value),
+            10 if is(b"tracestate") => self.has_state = true,
+            11 if is(b"traceparent") => self.traceparent.add_value(value),
+            11 if is(b"x-b3-spanid") => self.span_id.add_value(value),
+            12 if is(b"x-b3-traceid") => self.trace_id.add_value(value),
+            12 if is(b"x-b3-sampled") => self.sampled.add_value(value),
+            17 if is(b"x-b3-parentspanid") => self.has_parent_span = true,
+            _ => {}
+        }
+    }
+
+    /// Parses the context; `None` if there is none, or no valid one.
+    #[must_use]
+    pub fn parse_context(&self) -> Option<TraceContext> {
+        let w3c = self.traceparent.only_value().and_then(parse_traceparent);
+        let single = || self.b3.only_value().and_then(parse_b3);
+        w3c.or_else(single).or_else(|| self.b3_multi())
+    }
+
+    /// The propagation formats of the received headers, valid or not.
+    #[must_use]
+    pub fn received_forms(&self) -> PropagationFormats {
+        let several = [self.trace_id, self.span_id, self.sampled, self.flags];
+        PropagationFormats {
+            w3c: self.traceparent.is_there(),
+            b3: self.b3.is_there(),
+            b3_multi: several.into_iter().any(HeaderOccurrence::is_there),
+        }
+    }
+
+    /// The names of at least the received headers, except for a `tracestate` that is kept.
+    pub(super) fn header_names(&self, keeps_state: bool) -> &'static [&'static str] {
+        let forms = self.received_forms();
+        let b3 = forms.b3 || forms.b3_multi || self.has_parent_span;
+        match (forms.w3c, b3, self.has_state && !keeps_state) {
+            (false, false, false) => &[],
+            (true, false, false) => &["traceparent"],
+            (_, true, false) => NAMES,
+            (_, _, true) => NAMES_AND_STATE,
+        }
+    }
+
+    /// Parses B3 in several headers: `X-B3-Flags: 1` is debug and overrides `X-B3-Sampled`.
+    fn b3_multi(&self) -> Option<TraceContext> {
+        let decision = match (self.flags.only_value(), self.sampled.only_value()) {
+            (Some(b"1"), _) => SamplingDecision::Debug,
+            // Older tracers wrote words.
+            (_, Some(b"1" | b"true")) => SamplingDecision::Sampled,
+            (_, Some(b"0" | b"false")) => SamplingDecision::NotSampled,
+            _ => SamplingDecision::Deferred,
+        };
+        let ids = self.trace_id.only_value().zip(self.span_id.only_value());
+        let ids = ids.and_then(|(trace, sender)| Some((b3_trace(trace)?, parse_span(sender)?)));
+        if ids.is_none() && decision == SamplingDecision::Deferred {
+            return None;
+        }
+        let is_narrow =
+            ids.is_some() && self.trace_id.only_value().is_some_and(|id| id.len() == 16);
+        Some(TraceContext { ids, decision, is_narrow, is_w3c: false })
+    }
+}
+
+/// Parses W3C §3.2: `version-traceid-parentid-flags`, in lower case. Of future versions, the part known from
+/// this one is parsed (§4.3).
+fn parse_traceparent(value: &[u8]) -> Option<TraceContext> {
+    let (known, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
+    let part = |places: Range<usize>| known.get(places);
+    let (version, trace, parent, flags) = (part(0..2)?, part(3..35)?, part(36..52)?, part(53..55)?);
+    if [2, 35, 52].iter().any(|place| known.get(*place) != Some(&b'-')) {
+        return None;
+    }
+    match hexadecimal::read(version)? {
+        0 if !rest.is_empty() => return None,
+        0xff => return None,
+        _ if !rest.is_empty() && !rest.starts_with(b"-") => return None,
+        _ => {}
+    }
+    let decision = match hexadecimal::read(flags)? & 1 {
+        1 => SamplingDecision::Sampled,
+        _ => SamplingDecision::NotSampled,
+    };
+    let ids = Some((TraceId(NonZeroU128::new(hexadecimal::read(trace)?)?), parse_span(parent)?));
+    Some(TraceContext { ids, decision, is_narrow: false, is_w3c: true })
+}
+
+/// Parses `traceid-spanid-sampled-parentid`, of which the last two may be absent; or only `sampled`.
+fn parse_b3(value: &[u8]) -> Option<TraceContext> {
+    let decided = |text: &[u8]| match text {
+        b"1" => Some(SamplingDecision::Sampled),
+        b"0" => Some(SamplingDecision::NotSampled),
+        b"d" => Some(SamplingDecision::Debug),
+        _ => None,
+    };
+    if let Some(decision) = decided(value) {
+        return Some(TraceContext { ids: None, decision, is_narrow: false, is_w3c: false });
+    }
+    let mut parts = value.split(|byte| *byte == b'-');
+    let trace = parts.next()?;
+    let sender = parse_span(parts.next()?)?;
+    let decision = match parts.next() {
+        Some(text) => decided(text)?,
+        None => SamplingDecision::Deferred,
+    };
+    if let Some(parent) = parts.next() {
+        parse_span(parent)?;
+    }
+    if parts.next().is_some() {
+        return None;
+    }
+    let ids = Some((b3_trace(trace)?, sender));
+    Some(TraceContext { ids, decision, is_narrow: trace.len() == 16, is_w3c: false })
+}
+
+fn b3_trace(text: &[u8]) -> Option<TraceId> {
+    let id = Some(text).filter(|text| matches!(text.len(), 16 | 32)).and_then(hexadecimal::read)?;
+    Some(TraceId(NonZeroU128::new(id)?))
+}
+
+fn parse_span(text: &[u8]) -> Option<SpanId> {
+    let id = Some(text).filter(|text| text.len() == 16).and_then(hexadecimal::read)?;
+    Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
+}
+
+/// The headers of a request's position in a trace.
+const NAMES: &[&str] = &[
+    "traceparent",
+    "b3",
+    "x-b3-traceid",
+    "x-b3-spanid",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-flags",
+];
+/// The same, with `tracestate`, which belongs to the first.
+const NAMES_AND_STATE: &[&str] = &[
+    "traceparent",
+    "b3",
+    "x-b3-traceid",
+    "x-b3-spanid",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-flags",
+    "tracestate",
+];
+
+/// `00-` 32 `-` 16 `-` 2.
+const TRACEPARENT_BYTES: usize = 55;

@@ -1,0 +1,342 @@
+//! Tests of rate limits, rule by rule.
+
+use leno_model::{
+    Concurrency, FieldMatch, NamePattern, PathMatch, PeerMatch, Rate, RateLimits, RequestMatch,
+    ServicePolicyKind, ValueMatch,
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::match_index::tests::{any_match, any_request};
+
+const PORT: u16 = 9080;
+
+fn port_limits(name: &str, rules: Vec<RateRule>) -> PortLimits {
+    let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", name).unwrap();
+    PortLimits { policy, limits: RateLimits { rules, ..RateLimits::default() } }
+}
+
+/// A burst of this size, and one more each hour.
+fn hourly_rule(size: u32, path: Option<&str>) -> RateRule {
+    let path = path.map(|path| RequestMatch {
+        path: PathMatch::Prefix(path.to_owned()),
+        ..RequestMatch::default()
+    });
+    RateRule {
+        name: "rule".to_owned(),
+        requests: path.into_iter().collect(),
+        peers: Vec::new(),
+        key: RateLimitKey::Nothing,
+        rate: Rate { count: 1, time: Duration::from_secs(3600), size },
+        stop: false,
+        response: FixedResponse::default(),
+    }
+}
+
+fn compile_limits(policies: Vec<PortLimits>) -> CompiledLimits {
+    CompiledLimits::build(&BTreeMap::from([(PORT, policies)]), None).unwrap()
+}
+
+fn service_account(name: &str) -> ServiceAccount {
+    ServiceAccount::new("shop", name).unwrap()
+}
+
+struct Asked<'a> {
+    path: &'a str,
+    user: Option<&'a str>,
+    from: &'a str,
+}
+
+/// The number of admitted requests out of a hundred.
+fn let_in(limits: &CompiledLimits, asked: &Asked<'_>) -> usize {
+    let user = asked.user.map(|user| ("x-user".to_owned(), user.to_owned()));
+    let fields: Vec<(String, String)> = user.into_iter().collect();
+    let (method, query, authority) = ("GET", None, "stock.shop");
+    let request = RequestView { method, path: asked.path, query, authority, fields: &fields };
+    let caller = service_account(asked.from);
+    let now = Duration::from_secs(7);
+    (0..100).filter(|_| limits.admit_request(PORT, &request, Some(&caller), now).is_ok()).count()
+}
+
+fn get(path: &str) -> Asked<'_> {
+    Asked { path, user: None, from: "web" }
+}
+
+#[test]
+fn every_rule_that_is_about_a_request_must_have_a_token() {
+    let limits = compile_limits(vec![port_limits(
+        "a",
+        vec![hourly_rule(10, None), hourly_rule(3, Some("/orders"))],
+    )]);
+    assert_eq!(let_in(&limits, &get("/orders/1")), 3);
+    // Requests rejected by the second rule cost the first no token.
+    assert_eq!(let_in(&limits, &get("/items")), 7);
+}
+
+#[test]
+fn rules_after_the_last_one_that_fits_are_not_asked() {
+    let last = RateRule { stop: true, ..hourly_rule(20, Some("/orders")) };
+    let limits = compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, None)])]);
+    assert_eq!(let_in(&limits, &get("/orders/1")), 20);
+    assert_eq!(let_in(&limits, &get("/items")), 2);
+}
+
+#[test]
+fn no_variant_gets_around_a_limit() {
+    let last = RateRule { stop: true, ..hourly_rule(90, Some("/cheap")) };
+    let limits =
+        compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, Some("/orders"))])]);
+    assert_eq!(let_in(&limits, &get("/orders/1")), 2);
+    for path in [
+        "/%6frders/1",
+        "//orders/1",
+        "//cheap/orders/1",
+        "/orders;a=b/1",
+        "/cheap/../orders",
+        "/x/%2e%2e/y",
+    ] {
+        assert_eq!(let_in(&limits, &get(path)), 0, "{path}");
+    }
+    assert_eq!(let_in(&limits, &get("/cheap/1")), 90);
+}
+
+#[test]
+fn a_request_with_two_meanings_ends_no_list() {
+    let field = |name: &str, value: &str| FieldMatch {
+        name: name.to_owned(),
+        value: match value.strip_prefix('~') {
+            Some(pattern) => ValueMatch::Regex(pattern.to_owned()),
+            None => ValueMatch::Exact(value.to_owned()),
+        },
+    };
+    let of = |size, stop, requests: RequestMatch| {
+        let requests = vec![requests];
+        RateRule { requests, stop, ..hourly_rule(size, None) }
+    };
+    let method =
+        |method: &str| RequestMatch { methods: vec![method.to_owned()], ..RequestMatch::default() };
+    let query =
+        |name, value| RequestMatch { query: vec![field(name, value)], ..RequestMatch::default() };
+    let header =
+        |name, value| RequestMatch { headers: vec![field(name, value)], ..RequestMatch::default() };
+    let by_method = || vec![of(90, true, method("POST")), of(1, false, method("DELETE"))];
+    let by_query = |ping| vec![of(90, true, query("op", ping)), of(1, false, query("op", "login"))];
+    let by_header =
+        |probe| vec![of(90, true, header("x-kind", probe)), of(1, false, header("x-kind", "real"))];
+    for (rules, query, field, expected) in [
+        (by_method(), None, None, 90),
+        (by_method(), None, Some(("X-HTTP-Method-Override", "DELETE")), 1),
+        (by_method(), None, Some(("x_method_override", "delete")), 1),
+        (by_method(), Some("_method=DELETE"), None, 1),
+        (by_method(), Some("x=1&[_method]=DELETE"), None, 1),
+        (by_query("ping"), Some("op=ping"), None, 90),
+        (by_query("ping"), Some("op=ping&x=1"), None, 90),
+        (by_query("ping"), Some("op=ping&op=login"), None, 1),
+        (by_query("ping"), Some("op=ping&Op=login"), None, 1),
+        (by_query("ping"), Some("op=ping&op[]=login"), None, 1),
+        (by_query("ping"), Some("op=ping&[op]=login"), None, 1),
+        (by_query("~p.*"), Some("op=ping"), None, 90),
+        (by_query("~p.*"), Some("op=ping;op=login"), None, 1),
+        (by_query("~p.*"), Some("op=ping,login"), None, 1),
+        (by_query("~p.*"), Some("op=ping%2clogin"), None, 1),
+        (by_header("probe"), None, Some(("X-Kind", "probe")), 90),
+        (by_header("probe"), None, Some(("x_kind", "real")), 1),
+        (by_header("~p.*"), None, Some(("x-kind", "probe, real")), 1),
+        (by_header("~p.*"), None, Some(("x-kind", "probe;real")), 1),
+    ] {
+        let limits = compile_limits(vec![port_limits("a", rules)]);
+        let field = field.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let plain = ("x-kind".to_owned(), "probe".to_owned());
+        let is_twin = field.as_ref().is_some_and(|(name, _)| name == "x_kind");
+        let fields: Vec<_> = is_twin.then_some(plain).into_iter().chain(field).collect();
+        let request =
+            RequestView { method: "POST", path: "/item", query, authority: "", fields: &fields };
+        let now = Duration::from_secs(7);
+        let admitted = (0..100).filter(|_| limits.admit_request(PORT, &request, None, now).is_ok());
+        assert_eq!(admitted.count(), expected, "{query:?} {fields:?}");
+    }
+}
+
+#[test]
+fn each_client_and_each_value_has_a_bucket_of_its_own() {
+    let client = RateRule { key: RateLimitKey::Client { buckets: 10 }, ..hourly_rule(4, None) };
+    let limits_ = compile_limits(vec![port_limits("a", vec![client])]);
+    for from in ["web", "app"] {
+        assert_eq!(let_in(&limits_, &Asked { from, ..get("/") }), 4, "{from}");
+    }
+    let header = RateLimitKey::Header { name: "x-user".to_owned(), buckets: 10 };
+    let limits = compile_limits(vec![port_limits(
+        "a",
+        vec![RateRule { key: header, ..hourly_rule(4, None) }],
+    )]);
+    for user in [Some("ann"), Some("bob"), None] {
+        assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 4, "{user:?}");
+        assert_eq!(let_in(&limits, &Asked { user, ..get("/") }), 0, "{user:?}");
+    }
+}
+
+#[test]
+fn a_rule_about_some_callers_counts_no_others() {
+    let pattern = |text| NamePattern::new(text).unwrap();
+    let peers = vec![PeerMatch { namespace: pattern("shop"), account: pattern("w*") }];
+    let limits =
+        compile_limits(vec![port_limits("a", vec![RateRule { peers, ..hourly_rule(4, None) }])]);
+    assert_eq!(let_in(&limits, &get("/")), 4);
+    assert_eq!(let_in(&limits, &Asked { from: "app", ..get("/") }), 100);
+}
+
+#[test]
+fn all_policies_of_a_port_count_and_the_first_without_room_is_named() {
+    let answer = FixedResponse { status: Some(503), ..FixedResponse::default() };
+    let small = RateRule { response: answer, ..hourly_rule(1, None) };
+    let limits = compile_limits(vec![
+        port_limits("a", vec![hourly_rule(5, None)]),
+        port_limits("b", vec![small]),
+    ]);
+    assert_eq!(let_in(&limits, &get("/")), 1);
+    let fields = Vec::new();
+    let request =
+        RequestView { method: "GET", path: "/", query: None, authority: "", fields: &fields };
+    let exceeded = limits.admit_request(PORT, &request, None, Duration::from_secs(7)).unwrap_err();
+    assert_eq!(exceeded.policy.to_string(), "RateLimit shop/b");
+    assert_eq!(exceeded.answer.unwrap().status, Some(503));
+    assert_eq!(exceeded.wait, Duration::from_secs(3600));
+    assert!(limits.admit_request(1, &request, None, Duration::ZERO).is_ok(), "another port");
+}
+
+#[test]
+fn connections_have_buckets_of_their_own() {
+    let rate = Rate { count: 1, time: Duration::from_secs(1), size: 2 };
+    let mut said = port_limits("a", vec![hourly_rule(1, None)]);
+    said.limits.connections = Some(rate);
+    let limits = compile_limits(vec![said]);
+    let at = Duration::from_millis;
+    assert_eq!(let_in(&limits, &get("/")), 1);
+    let admitted =
+        [0, 0, 0, 500, 1000, 1000].map(|now| limits.admit_connection(PORT, at(now)).is_ok());
+    assert_eq!(admitted, [true, true, false, false, true, false]);
+}
+
+#[test]
+fn what_says_the_same_keeps_its_buckets() {
+    let kept = port_limits("kept", vec![hourly_rule(5, None)]);
+    let first =
+        compile_limits(vec![kept.clone(), port_limits("other", vec![hourly_rule(50, None)])]);
+    assert_eq!(let_in(&first, &get("/")), 5);
+    let said =
+        BTreeMap::from([(PORT, vec![port_limits("other", vec![hourly_rule(60, None)]), kept])]);
+    let second = CompiledLimits::build(&said, Some(&first)).unwrap();
+    assert_eq!(let_in(&second, &get("/")), 0);
+    let changed = BTreeMap::from([(PORT, vec![port_limits("kept", vec![hourly_rule(6, None)])])]);
+    let third = CompiledLimits::build(&changed, Some(&second)).unwrap();
+    assert_eq!(let_in(&third, &get("/")), 6);
+}
+
+fn at_once(name: &str, requests: u32) -> PortLimits {
+    let concurrency = Concurrency { requests, ..Concurrency::default() };
+    let mut policy = port_limits(name, Vec::new());
+    policy.limits.concurrency = Some(concurrency);
+    policy
+}
+
+#[test]
+fn a_place_in_one_policy_is_not_kept_where_another_has_none() {
+    let limits = compile_limits(vec![
+        at_once("a", 2),
+        port_limits("b", vec![hourly_rule(1, None)]),
+        at_once("c", 1),
+    ]);
+    let now = Duration::ZERO;
+    let first = limits.acquire_permit(PORT, true, now).unwrap().unwrap();
+    let full = limits.acquire_permit(PORT, true, now).unwrap_err();
+    assert_eq!(
+        (full.policy.to_string(), full.rule),
+        ("RateLimit shop/c".to_owned(), "concurrency")
+    );
+    drop(first);
+    let _first = limits.acquire_permit(PORT, true, now).unwrap().unwrap();
+    // Had the second kept its permit of the first policy, that would be full.
+    assert_eq!(
+        limits.acquire_permit(PORT, true, now).unwrap_err().policy.to_string(),
+        "RateLimit shop/c"
+    );
+    assert!(limits.acquire_permit(PORT + 1, true, now).unwrap().is_none());
+}
+
+#[test]
+fn requests_under_way_are_known_to_limits_that_say_the_same() {
+    let first = compile_limits(vec![at_once("a", 1)]);
+    let _place = first.acquire_permit(PORT, true, Duration::ZERO).unwrap().unwrap();
+    let same =
+        CompiledLimits::build(&BTreeMap::from([(PORT, vec![at_once("a", 1)])]), Some(&first));
+    assert!(same.unwrap().acquire_permit(PORT, true, Duration::ZERO).is_err());
+    let more =
+        CompiledLimits::build(&BTreeMap::from([(PORT, vec![at_once("a", 2)])]), Some(&first));
+    assert!(more.unwrap().acquire_permit(PORT, true, Duration::ZERO).is_ok());
+}
+
+/// A rule for some requests, of one caller or any, perhaps the last one evaluated.
+fn any_rule() -> impl Strategy<Value = RateRule> {
+    let requests = prop::collection::vec(any_match(), 0..3);
+    let caller = prop::sample::select(vec!["shop/web", "shop/app", "shop/w*", "*/web", "else/web"]);
+    let callers = prop::collection::vec(caller, 0..3);
+    (requests, callers, prop::bool::weighted(0.2)).prop_map(|(requests, callers, stop)| {
+        let pattern = |text: &str| NamePattern::new(text).unwrap();
+        let peer = |caller: &str| {
+            let (namespace, account) = caller.split_once('/').unwrap();
+            PeerMatch { namespace: pattern(namespace), account: pattern(account) }
+        };
+        let peers = callers.into_iter().map(peer).collect();
+        RateRule { requests, peers, stop, ..hourly_rule(3, None) }
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_rules_that_are_looked_up_are_those_that_asking_in_order_finds(
+        policies in prop::collection::vec(prop::collection::vec(any_rule(), 0..12), 0..3),
+        made in any_request(),
+        caller in prop::option::of(prop::sample::select(vec!["web", "api"])),
+    ) {
+        let named = |(n, rule): (usize, RateRule)| RateRule { name: format!("r{n}"), ..rule };
+        let policies: Vec<PortLimits> = policies
+            .into_iter()
+            .map(|rules| port_limits("a", rules.into_iter().enumerate().map(named).collect()))
+            .collect();
+        let (request, caller) = (made.request_view(), caller.map(service_account));
+        let kind = PathKind::from_path(request.path);
+        let variant = PathVariants::from_path(request.path, kind);
+        let mut expected = Vec::new();
+        for policy in &policies {
+            for rule in policy.limits.rules.iter().filter(|rule| rule.matches_caller(caller.as_ref())) {
+                let fits = |fits: &dyn Fn(&RequestMatch) -> bool| {
+                    rule.requests.is_empty() || rule.requests.iter().any(fits)
+                };
+                let meant = |it: &_| DenialMatcher::compile(it).unwrap().may_mean(&request, &variant);
+                let sent = |it: &_| {
+                    let matcher = RequestMatcher::compile_for(it, FieldScope::OneValue).unwrap();
+                    matcher.matches(&request) && !may_override_method(&request)
+                };
+                if fits(&meant) {
+                    expected.push(rule.name.clone());
+                    if rule.stop && kind == PathKind::Plain && fits(&sent) {
+                        break;
+                    }
+                }
+            }
+        }
+        let limits = compile_limits(policies);
+        let counting = limits.counting_rules(PORT, &request, caller.as_ref());
+        let counting: Vec<String> = counting.iter().map(|(_, rule)| rule.name.clone()).collect();
+        prop_assert_eq!(&counting, &expected);
+
+        // Each of them has three tokens, and rules without tokens take none from others.
+        let now = Duration::from_secs(7);
+        let admitted = || limits.admit_request(PORT, &request, caller.as_ref(), now).is_ok();
+        if !expected.is_empty() {
+            prop_assert_eq!((0..5).filter(|_| admitted()).count(), 3);
+            limits.give_back(PORT, &request, caller.as_ref());
+            prop_assert_eq!((0..5).filter(|_| admitted()).count(), 1);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Header changes requested by check services, as edits of a head.
+
+use leno_model::{Header, HeaderEdits};
+
+use crate::action::FieldEdits;
+use crate::request::HeaderLookup;
+
+/// A change of one header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderChange {
+    /// Its name, in lower case.
+    pub name: String,
+    /// Its new value.
+    pub value: String,
+    /// The action for an existing header.
+    pub action: HeaderAction,
+}
+
+/// The action for an existing header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HeaderAction {
+    /// It is replaced.
+    Replace,
+    /// It stays, and the new value is added.
+    Append,
+    /// It stays; the new value is added only if the header is absent.
+    IfAbsent,
+    /// It is replaced; an absent header is not added.
+    IfPresent,
+}
+
+/// A rejected change: an invalid or protected name, or an invalid value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("this change of the header {0:?} is not allowed")]
+pub struct InvalidHeaderChange(pub String);
+
+/// Returns the edits of a request with these fields. Connection-specific names in `remove`, and `host`, are
+/// ignored.
+///
+/// # Errors
+/// [`InvalidHeaderChange`] for the first change that would corrupt the message.
+pub fn request_edits(
+    changes: &[HeaderChange],
+    remove: &[String],
+    fields: &dyn HeaderLookup,
+) -> Result<HeaderEdits, InvalidHeaderChange> {
+    let is_made = |change: &&HeaderChange| match change.action {
+        HeaderAction::Replace | HeaderAction::Append => true,
+        HeaderAction::IfAbsent => fields.first_value(&change.name).is_none(),
+        HeaderAction::IfPresent => fields.first_value(&change.name).is_some(),
+    };
+    let mut edits = HeaderEdits::default();
+    for change in changes.iter().filter(is_made) {
+        add_change(&mut edits, change)?;
+    }
+    for name in remove {
+        let is_free = HeaderEdits::is_name(name) && HeaderEdits::may_edit(name);
+        if is_free && edits.set.iter().all(|set| set.name != *name) {
+            edits.remove.push(name.clone());
+        }
+    }
+    Ok(edits)
+}
+
+/// Returns the edits of a response before its fields are known.
+///
+/// # Errors
+/// [`InvalidHeaderChange`] for a change that would corrupt the message, or that depends on existing fields.
+pub fn edits_of(changes: &[HeaderChange]) -> Result<HeaderEdits, InvalidHeaderChange> {
+    let mut edits = HeaderEdits::default();
+    for change in changes {
+        match change.action {
+            HeaderAction::Replace | HeaderAction::Append => add_change(&mut edits, change)?,
+            HeaderAction::IfAbsent | HeaderAction::IfPresent => {
+                return Err(InvalidHeaderChange(change.name.clone()));
+            }
+        }
+    }
+    Ok(edits)
+}
+
+fn add_change(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), InvalidHeaderChange> {
+    let HeaderChange { name, value, action: how } = change;
+    if !HeaderEdits::is_name(name) || !HeaderEdits::may_edit(name) || !HeaderEdits::is_value(value)
+    {
+        return Err(InvalidHeaderChange(name.chars().take(NAME_CHARACTERS_MAX).collect()));
+    }
+    let header = Header { name: name.clone(), value: value.clone() };
+    match how {
+        HeaderAction::Append => edits.add.push(header),
+        HeaderAction::Replace | HeaderAction::IfAbsent | HeaderAction::IfPresent => {
+            edits.set.retain(|known| known.name != *name);
+            edits.set.push(header);
+        }
+    }
+    Ok(())
+}
+
+impl FieldEdits {
+    /// Compiles requested edits.
+    #[must_use]
+    pub fn from_edits(edits: &HeaderEdits) -> Self {
+        Self::compile(edits)
+    }
+}
+
+/// The maximum length of a name in an error.
+const NAME_CHARACTERS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header_change(name: &str, value: &str, how: HeaderAction) -> HeaderChange {
+        HeaderChange { name: name.to_owned(), value: value.to_owned(), action: how }
+    }
+
+    #[test]
+    fn changes_hang_on_what_the_request_has() {
+        let fields = vec![("x-there".to_owned(), "1".to_owned())];
+        let changes = [
+            header_change("x-user", "ann", HeaderAction::Replace),
+            header_change("x-user", "bea", HeaderAction::Replace),
+            header_change("x-role", "reader", HeaderAction::Append),
+            header_change("x-there", "2", HeaderAction::IfAbsent),
+            header_change("x-new", "3", HeaderAction::IfAbsent),
+            header_change("x-there", "4", HeaderAction::IfPresent),
+            header_change("x-gone", "5", HeaderAction::IfPresent),
+        ];
+        let remove = ["cookie", "host", "Content-Length", "x-user"].map(str::to_owned);
+        let edits = FieldEdits::from_edits(&request_edits(&changes, &remove, &fields).unwrap());
+        assert_eq!(&*edits.lines, "x-user: bea\r\nx-new: 3\r\nx-there: 4\r\nx-role: reader\r\n");
+        let mut removed: Vec<&str> = edits.remove.iter().map(|name| &**name).collect();
+        removed.sort_unstable();
+        assert_eq!(removed, ["cookie", "x-new", "x-there", "x-user"]);
+    }
+
+    #[test]
+    fn what_would_break_a_message_is_refused() {
+        for (name, value) in [
+            ("content-length", "1"),
+            ("transfer-encoding", "chunked"),
+            ("host", "a"),
+            (":path", "/"),
+            ("X-Upper", "a"),
+            ("", "a"),
+            ("x-a", "b\r\nx-c: d"),
+        ] {
+            let changes = [header_change(name, value, HeaderAction::Replace)];
+            assert!(request_edits(&changes, &[], &Vec::new()).is_err(), "{name}");
+            assert!(edits_of(&changes).is_err(), "{name}");
+        }
+        assert!(edits_of(&[header_change("x-a", "b", HeaderAction::IfAbsent)]).is_err());
+    }
+}

@@ -1,0 +1,262 @@
+//! Tests of session persistence values and cookie paths.
+
+use leno_model::{RouteName, RuleActions, ServiceName, WorkloadName};
+
+use super::*;
+
+fn endpoint_id(workload: &str) -> EndpointId {
+    EndpointId {
+        service: ServiceName::new("shop", "cart").unwrap(),
+        port: 80,
+        workload: WorkloadName::new("shop", workload).unwrap(),
+    }
+}
+
+fn persistent_rule(persistence: SessionPersistence, matches: Vec<RequestMatch>) -> RouteRule {
+    RouteRule {
+        route: RouteName::new("shop", "cart").unwrap(),
+        matches,
+        backends: Vec::new(),
+        request_timeout: None,
+        actions: RuleActions { persistence: Some(persistence), ..RuleActions::default() },
+        kind: leno_model::RouteKind::Http,
+    }
+}
+
+fn compile_persistence(persistence: SessionPersistence) -> CompiledPersistence {
+    CompiledPersistence::from_rule(&persistent_rule(persistence, vec![RequestMatch::default()]), 0)
+        .unwrap()
+}
+
+fn carried_by(carrier: PersistenceType) -> SessionPersistence {
+    SessionPersistence {
+        name: Some("cart".into()),
+        kind: carrier,
+        absolute: None,
+        idle: None,
+        path: None,
+    }
+}
+
+fn from_seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn request_view<'a>(fields: &'a Vec<(String, String)>, path: &'a str) -> RequestView<'a> {
+    RequestView { method: "GET", path, query: None, authority: "cart", fields }
+}
+
+/// Converts the response field of an endpoint to a request field.
+fn request_fields(
+    persistence: &CompiledPersistence,
+    since: Option<u64>,
+    now: u64,
+) -> Vec<(String, String)> {
+    let id = endpoint_id("cart-1");
+    let (name, value) = persistence
+        .response_field(&id, since.map(from_seconds), from_seconds(now), "/", false)
+        .unwrap();
+    match &*name {
+        "set-cookie" => {
+            let (pair, _) = value.split_once(';').unwrap();
+            vec![("cookie".to_owned(), format!("a=b; {pair}"))]
+        }
+        name => vec![(name.to_owned(), value)],
+    }
+}
+
+#[test]
+fn a_value_is_read_as_it_was_written_and_nothing_else_is() {
+    for value in [
+        PersistenceValue { number: 7, began: None, reported: None },
+        PersistenceValue { number: u64::MAX, began: Some(0), reported: Some(u64::MAX) },
+    ] {
+        assert_eq!(PersistenceValue::read(&value.encode()), Some(value));
+    }
+    for text in [
+        "",
+        "7",
+        "00000000000000g7",
+        "+000000000000007",
+        "0000000000000007.",
+        "0000000000000007.1",
+        "0000000000000007.1.",
+        "0000000000000007.1.2.3",
+        "0000000000000007.1.ffffffffffffffff0",
+        "cart-1",
+        "ä00000000000000",
+    ] {
+        assert_eq!(PersistenceValue::read(text), None, "{text}");
+    }
+}
+
+#[test]
+fn a_value_counts_until_one_of_its_times_is_over() {
+    let limited = |absolute: Option<u64>, idle: Option<u64>| SessionPersistence {
+        absolute: absolute.map(from_seconds),
+        idle: idle.map(from_seconds),
+        ..carried_by(PersistenceType::Header)
+    };
+    // Session start at 1000, last response at 1050.
+    for (rule, now, counts) in [
+        (limited(None, None), 9_999, true),
+        (limited(Some(100), None), 1_099, true),
+        (limited(Some(100), None), 1_100, false),
+        (limited(None, Some(20)), 1_070, true),
+        (limited(None, Some(20)), 1_071, false),
+        (limited(Some(100), Some(20)), 1_069, true),
+        (limited(Some(60), Some(20)), 1_061, false),
+        // A clock that is slightly behind, and a value from the future.
+        (limited(Some(100), None), 990, true),
+        (limited(Some(100), Some(20)), 900, false),
+    ] {
+        let persistence = compile_persistence(rule.clone());
+        let fields = request_fields(&persistence, Some(1_000), 1_050);
+        let shown = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
+        assert_eq!(shown.is_some(), counts, "{rule:?} at {now}");
+        if let Some(shown) = shown.filter(|_| rule.absolute.is_some()) {
+            assert_eq!(shown.began, from_seconds(1_000));
+        }
+    }
+    // A value without times is invalid if there are limits.
+    let plain =
+        request_fields(&compile_persistence(carried_by(PersistenceType::Header)), None, 1_000);
+    let persistence = compile_persistence(limited(Some(100), None));
+    assert!(persistence.session_value(&request_view(&plain, "/"), from_seconds(1_000)).is_none());
+}
+
+#[test]
+fn a_value_tells_no_name_and_means_something_under_its_rule_only() {
+    let names = EndpointNames::default();
+    let endpoint = Arc::new(Endpoint {
+        id: endpoint_id("cart-1"),
+        address: ([10, 1, 2, 3], 80).into(),
+        account: None,
+        tags: <_>::default(),
+        weight: None,
+    });
+    let persistence = compile_persistence(carried_by(PersistenceType::Cookie));
+    let fields = request_fields(&persistence, None, 5);
+    let value = &fields[0].1;
+    for clear in ["cart-1", "10.1.2.3", "0a010203", "shop"] {
+        assert!(!value.contains(clear), "{value}");
+    }
+    let found = |persistence: &CompiledPersistence| {
+        let shown =
+            persistence.session_value(&request_view(&fields, "/"), from_seconds(5)).unwrap();
+        persistence.find_endpoint(&names, std::slice::from_ref(&endpoint), shown).is_some()
+    };
+    assert!(found(&persistence));
+    let mut other =
+        persistent_rule(carried_by(PersistenceType::Cookie), vec![RequestMatch::default()]);
+    other.route = RouteName::new("shop", "other").unwrap();
+    assert!(!found(&CompiledPersistence::from_rule(&other, 0).unwrap()));
+    // The same on every machine and in every version: clients keep it across restarts.
+    assert_eq!(value, "a=b; cart=74837e45a88bcd57");
+}
+
+#[test]
+fn rules_without_a_name_have_one_each() {
+    let nameless = SessionPersistence { name: None, ..carried_by(PersistenceType::Cookie) };
+    let rule = persistent_rule(nameless, vec![RequestMatch::default()]);
+    let name = |number| CompiledPersistence::from_rule(&rule, number).unwrap().name.to_string();
+    assert_ne!(name(0), name(1));
+    assert_eq!(name(0), name(0));
+    assert!(SessionPersistence::is_name(&name(0), PersistenceType::Header), "{}", name(0));
+}
+
+#[test]
+fn a_client_of_cookies_is_reported_what_it_does_not_know() {
+    let id = endpoint_id("cart-1");
+    let tell = |persistence: SessionPersistence, since: Option<u64>, is_safe| {
+        let reported = compile_persistence(persistence).response_field(
+            &id,
+            since.map(from_seconds),
+            from_seconds(1_030),
+            "/a",
+            is_safe,
+        );
+        reported.map(|(name, value)| {
+            assert_eq!(name, "set-cookie");
+            value.split_once("; ").unwrap().1.to_owned()
+        })
+    };
+    let lasting = SessionPersistence {
+        absolute: Some(from_seconds(100)),
+        ..carried_by(PersistenceType::LastingCookie)
+    };
+    let idle =
+        SessionPersistence { idle: Some(from_seconds(10)), ..carried_by(PersistenceType::Cookie) };
+    let idle_lasting = SessionPersistence { idle: Some(from_seconds(10)), ..lasting.clone() };
+    for (persistence, since, is_safe, expected) in [
+        (
+            carried_by(PersistenceType::Cookie),
+            None,
+            false,
+            Some("Path=/a; HttpOnly; SameSite=Strict"),
+        ),
+        (
+            carried_by(PersistenceType::Cookie),
+            None,
+            true,
+            Some("Path=/a; HttpOnly; Secure; SameSite=Strict"),
+        ),
+        (carried_by(PersistenceType::Cookie), Some(1_000), false, None),
+        (idle, Some(1_000), false, Some("Path=/a; HttpOnly; SameSite=Strict")),
+        (lasting.clone(), None, false, Some("Path=/a; Max-Age=100; HttpOnly; SameSite=Strict")),
+        (lasting, Some(1_000), false, None),
+        // A repeated cookie keeps its original end.
+        (idle_lasting, Some(1_000), false, Some("Path=/a; Max-Age=70; HttpOnly; SameSite=Strict")),
+    ] {
+        let reported = tell(persistence.clone(), since, is_safe);
+        assert_eq!(reported.as_deref(), expected, "{persistence:?}");
+    }
+}
+
+#[test]
+fn a_cookie_is_for_the_path_that_the_rule_names() {
+    let matches = |paths: &[PathMatch]| -> Vec<RequestMatch> {
+        let matched = |path: &PathMatch| RequestMatch { path: path.clone(), ..<_>::default() };
+        paths.iter().map(matched).collect()
+    };
+    let (prefix, exact, regex) = (
+        |path: &str| PathMatch::Prefix(path.into()),
+        |path: &str| PathMatch::Exact(path.into()),
+        |path: &str| PathMatch::Regex(path.into()),
+    );
+    for (paths, request, expected) in [
+        (vec![PathMatch::Any], "/a/b", "/"),
+        (vec![prefix("/a")], "/a/b", "/a"),
+        (vec![prefix("/a"), prefix("/a/b"), prefix("/c")], "/a/b/c", "/a/b"),
+        (vec![prefix("/a"), prefix("/a/b")], "/a/bc", "/a"),
+        (vec![exact("/a/")], "/a/", "/a/"),
+        (vec![regex("/p1/p2/[^/]+/p3")], "/p1/p2/foo/p3", "/p1/p2"),
+        (vec![regex("/p1/p.*")], "/p1/p2", "/p1"),
+        (vec![regex("/p")], "/p", "/p"),
+        (vec![regex(".*")], "/p", "/"),
+        (vec![prefix("/a/b;c=d/e")], "/a/b;c=d/e", "/a"),
+        (vec![prefix("/a\r\nb: c")], "/a", "/"),
+    ] {
+        let rule = persistent_rule(carried_by(PersistenceType::Cookie), matches(&paths));
+        let persistence = CompiledPersistence::from_rule(&rule, 0).unwrap();
+        assert_eq!(
+            persistence.cookie_path(&request_view(&Vec::new(), request)),
+            expected,
+            "{paths:?}"
+        );
+    }
+    let named = SessionPersistence {
+        path: Some("/shop".to_owned()),
+        ..carried_by(PersistenceType::Cookie)
+    };
+    let persistence =
+        CompiledPersistence::from_rule(&persistent_rule(named, matches(&[prefix("/a")])), 0)
+            .unwrap();
+    for request in ["/a/b", "/shop/a"] {
+        assert_eq!(
+            persistence.cookie_path(&request_view(&Vec::new(), request)),
+            "/shop",
+            "{request}"
+        );
+    }
+}

@@ -1,0 +1,106 @@
+//! Sets of instances and their members.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use leno_model::{CallerAttributes, Endpoint, TagSet, TagTarget, TagValue};
+
+/// Tags and their required state: this value, or absent.
+pub(super) type RequiredTags = BTreeMap<String, Option<String>>;
+
+/// A set of instances, fully resolved except for its members.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum InstanceSet {
+    Every,
+    All(RequiredTags),
+    Any(RequiredTags),
+    /// The complement of these sets.
+    Outside(Vec<Self>),
+}
+
+impl InstanceSet {
+    /// Resolves the set of a target for this caller. `outside`: the sets that the default set excludes.
+    pub(super) fn resolve(set: &TagSet, caller: &CallerAttributes, outside: &[Self]) -> Self {
+        let tags = |tags: &BTreeMap<String, TagValue>| {
+            let value = |(name, value): (&String, &TagValue)| {
+                let value = match value {
+                    TagValue::Is(value) => Some(value.clone()),
+                    TagValue::Callers => caller.tags.get(name).cloned(),
+                };
+                (name.clone(), value)
+            };
+            tags.iter().map(value).collect()
+        };
+        match set {
+            TagSet::Every => Self::Every,
+            TagSet::All(all) => Self::All(tags(all)),
+            TagSet::Any(any) => Self::Any(tags(any)),
+            TagSet::Default => Self::Outside(outside.to_vec()),
+        }
+    }
+
+    /// Returns the sets that a rule defines by tags.
+    pub(super) fn from_targets(targets: &[TagTarget], caller: &CallerAttributes) -> Vec<Self> {
+        let by_tags = targets.iter().map(|target| &target.set);
+        let by_tags = by_tags.filter(|set| matches!(set, TagSet::All(_) | TagSet::Any(_)));
+        by_tags.map(|set| Self::resolve(set, caller, &[])).collect()
+    }
+
+    pub(super) fn excluding(mut sets: Vec<Self>) -> Self {
+        sets.sort();
+        sets.dedup();
+        match sets.is_empty() {
+            true => Self::Every,
+            false => Self::Outside(sets),
+        }
+    }
+
+    pub(super) fn contains(&self, endpoint: &Endpoint) -> bool {
+        let is =
+            |(name, value): (&String, &Option<String>)| endpoint.tags.get(name) == value.as_ref();
+        match self {
+            Self::Every => true,
+            Self::All(tags) => tags.iter().all(is),
+            Self::Any(tags) => tags.iter().any(is),
+            Self::Outside(sets) => !sets.iter().any(|set| set.contains(endpoint)),
+        }
+    }
+
+    /// Returns the members among `endpoints`.
+    pub(super) fn members_of(&self, endpoints: &Endpoints) -> Endpoints {
+        let inside = endpoints.iter().filter(|endpoint| self.contains(endpoint));
+        let inside: Vec<_> = inside.cloned().collect();
+        match inside.len() == endpoints.len() {
+            true => Arc::clone(endpoints),
+            false => inside.into(),
+        }
+    }
+}
+
+/// A shared list of endpoints.
+pub type Endpoints = Arc<[Arc<Endpoint>]>;
+
+/// `version=2, zone=a`; `one of: …`; `neither (…) nor (…)`; `any instance`.
+impl fmt::Display for InstanceSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |tags: &RequiredTags| {
+            let shown = tags.iter().map(|(name, value)| match value {
+                Some(value) => format!("{name}={value}"),
+                None => format!("no {name}"),
+            });
+            shown.collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            Self::Every => f.write_str("any instance"),
+            Self::All(tags) => write!(f, "{}", shown(tags)),
+            Self::Any(tags) if tags.is_empty() => f.write_str("no instance"),
+            Self::Any(tags) if tags.len() == 1 => write!(f, "{}", shown(tags)),
+            Self::Any(tags) => write!(f, "one of {}", shown(tags)),
+            Self::Outside(sets) => {
+                let sets: Vec<String> = sets.iter().map(|set| format!("({set})")).collect();
+                write!(f, "none of {}", sets.join(", "))
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Weighted draws among targets.
+
+use leno_model::{TagSplit, WeightUnit};
+
+/// Targets by weight: each has the points from the end of the previous one up to its own end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightedTargets {
+    ends: Box<[u64]>,
+    total: u64,
+}
+
+impl WeightedTargets {
+    /// Returns the shares of a split, and true if its targets leave a rest of 100 percent.
+    pub(super) fn from_split(split: &TagSplit) -> (Self, bool) {
+        let mut end = 0_u64;
+        let ends = split.targets.iter().map(|target| {
+            end = end.saturating_add(u64::from(target.weight));
+            match split.weights {
+                WeightUnit::Relative => end,
+                WeightUnit::Percent => end.min(PERCENT),
+            }
+        });
+        let ends: Box<[u64]> = ends.collect();
+        let last = ends.last().copied().unwrap_or(0);
+        match split.weights {
+            WeightUnit::Relative => (Self { ends, total: last }, false),
+            WeightUnit::Percent => (Self { ends, total: PERCENT }, last < PERCENT),
+        }
+    }
+
+    /// Returns the shares of a lane's marks.
+    pub(super) fn of_percentages(percentages: impl Iterator<Item = u32>) -> Self {
+        let mut end = 0_u64;
+        let ends = percentages.map(|percent| {
+            end = end.saturating_add(u64::from(percent)).min(PERCENT);
+            end
+        });
+        Self { ends: ends.collect(), total: PERCENT }
+    }
+
+    /// Returns the number of points: a draw is a smaller number.
+    #[must_use]
+    pub fn total_points(&self) -> u64 {
+        self.total
+    }
+
+    /// Returns the number of targets.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Returns the number of points of a target; for the index after the last, those of no target.
+    #[must_use]
+    pub fn target_points(&self, index: usize) -> u64 {
+        let end = |index| self.ends.get(index).copied();
+        let before = index.checked_sub(1).and_then(end).unwrap_or(0);
+        end(index).unwrap_or(self.total).saturating_sub(before)
+    }
+
+    /// Returns the target of a point; the number of targets if it has none.
+    #[must_use]
+    pub fn target_at(&self, point: u64) -> usize {
+        self.ends.iter().position(|end| point < *end).unwrap_or(self.ends.len())
+    }
+
+    /// Returns the only possible target, if there is only one.
+    fn only_target(&self) -> Option<usize> {
+        let first = self.target_at(0);
+        (self.target_points(first) >= self.total).then_some(first)
+    }
+
+    /// Draws a target, unless only one is possible.
+    pub(super) fn draw_target(&self, draw: DrawPurpose, chance: &mut impl RandomChoice) -> usize {
+        self.only_target().unwrap_or_else(|| chance.pick_target(draw, self))
+    }
+}
+
+/// The subject of a draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrawPurpose {
+    /// A target of the matching rule.
+    Route,
+    /// A target of its fallback.
+    Fallback,
+    /// A target of the caller rule.
+    Caller,
+    /// A mark of a lane.
+    Lane,
+}
+
+/// A source of draws.
+pub trait RandomChoice {
+    /// Returns the drawn target; the number of targets for none.
+    fn pick_target(&mut self, draw: DrawPurpose, shares: &WeightedTargets) -> usize;
+}
+
+/// Random numbers, uniform over 64 bits.
+impl<F: FnMut() -> u64> RandomChoice for F {
+    fn pick_target(&mut self, _: DrawPurpose, shares: &WeightedTargets) -> usize {
+        // Totals are far below 64 bits, so the bias of the remainder is negligible.
+        let point = self().checked_rem(shares.total).unwrap_or(0);
+        shares.target_at(point)
+    }
+}
+
+const PERCENT: u64 = 100;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use leno_model::{TagSet, TagTarget};
+
+    use super::*;
+
+    fn tag_split(weights: &[u32], meaning: WeightUnit) -> TagSplit {
+        let target = |weight: &u32| TagTarget { weight: *weight, set: TagSet::Every };
+        TagSplit { targets: weights.iter().map(target).collect(), weights: meaning }
+    }
+
+    #[test]
+    fn points_belong_to_targets_by_weight() {
+        for (weights, meaning, expected, left) in [
+            (&[1, 3][..], WeightUnit::Relative, &[1, 3, 0][..], false),
+            (&[20, 40], WeightUnit::Percent, &[20, 40, 40], true),
+            (&[80, 80], WeightUnit::Percent, &[80, 20, 0], false),
+            (&[0, 100], WeightUnit::Percent, &[0, 100, 0], false),
+            (&[], WeightUnit::Percent, &[100], true),
+        ] {
+            let (shares, rest) = WeightedTargets::from_split(&tag_split(weights, meaning));
+            let mut counts = BTreeMap::new();
+            for point in 0..shares.total_points() {
+                *counts.entry(shares.target_at(point)).or_insert(0_u64) += 1;
+            }
+            for (index, points) in expected.iter().enumerate() {
+                assert_eq!(counts.get(&index).copied().unwrap_or(0), *points, "{weights:?}");
+                assert_eq!(shares.target_points(index), *points, "{weights:?}");
+            }
+            assert_eq!(rest, left, "{weights:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_drawn_where_there_is_no_choice() {
+        let mut never = || -> u64 { panic!("a draw") };
+        for (weights, expected) in [(&[100][..], 0), (&[0, 100], 1), (&[100, 50], 0), (&[], 0)] {
+            let (shares, _) = WeightedTargets::from_split(&tag_split(weights, WeightUnit::Percent));
+            assert_eq!(shares.draw_target(DrawPurpose::Route, &mut never), expected, "{weights:?}");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Text normalization as by the most lenient application: decoded escapes, folded case, trimmed path elements.
+
+use std::borrow::Cow;
+
+/// The handling of path element parameters: `;` and the following text of the element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parameters {
+    Dropped,
+    Kept,
+}
+
+/// A normalized path.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NormalizedPath {
+    pub(crate) text: String,
+    /// True if it has a `.` or `..` element.
+    pub(crate) climbs: bool,
+}
+
+/// Normalizes a decoded path. Backslashes become slashes; empty elements, blanks around an element, dots at its
+/// end and case are removed. A NUL ends the path.
+pub(crate) fn folded_path(decoded: &str, parameters: Parameters) -> NormalizedPath {
+    let decoded = decoded.split('\0').next().unwrap_or_default();
+    let mut folded = NormalizedPath { text: String::with_capacity(decoded.len()), climbs: false };
+    for element in decoded.split(is_separator) {
+        let element = match parameters {
+            Parameters::Dropped => element.split(';').next().unwrap_or_default(),
+            Parameters::Kept => element,
+        };
+        let element = without_stream(element).trim_matches(is_blank);
+        folded.climbs |= matches!(element, "." | "..");
+        let element = element.trim_end_matches(|c| c == '.' || is_blank(c));
+        if element.is_empty() {
+            continue;
+        }
+        if !folded.text.is_empty() || decoded.starts_with(is_separator) {
+            folded.text.push('/');
+        }
+        fold_case(element, &mut folded.text);
+    }
+    if folded.text.is_empty() {
+        folded.text.push('/');
+    }
+    folded
+}
+
+/// Returns an element without its NTFS stream: `::$DATA` of a file, `:$I30:$INDEX_ALLOCATION` of a directory.
+fn without_stream(element: &str) -> &str {
+    let (name, stream) = element.split_once(':').unwrap_or((element, ""));
+    if stream.starts_with('$') || stream.contains(":$") { name } else { element }
+}
+
+/// Normalizes the path of a rule like that of a request.
+pub(crate) fn folded_rule(path: &str, parameters: Parameters) -> String {
+    let bytes = decoded_throughout(path).unwrap_or_else(|| path.as_bytes().to_vec());
+    folded_path(&String::from_utf8_lossy(&bytes), parameters).text
+}
+
+/// Folds the case of a text; allocates only if it changes.
+pub(crate) fn folded_case(text: &str) -> Cow<'_, str> {
+    let has_no_case = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
+    if text.bytes().all(has_no_case) {
+        return Cow::Borrowed(text);
+    }
+    let mut folded = String::with_capacity(text.len());
+    fold_case(text, &mut folded);
+    Cow::Owned(folded)
+}
+
+/// True if a text equals a case-folded one, ignoring case.
+pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
+    match text.is_ascii() {
+        true => text.eq_ignore_ascii_case(folded),
+        false => *folded_case(text) == *folded,
+    }
+}
+
+/// Folds case so that letters are equal if either their upper or their lower cases are, as in Java, which
+/// equates the most. The lower case comes first, because `ẞ` has no other upper case and `ß`, its lower case,
+/// has `SS`.
+fn fold_case(text: &str, folded: &mut String) {
+    for c in text.chars() {
+        match c {
+            '\0'..='\x7f' => folded.push(c.to_ascii_lowercase()),
+            // Its lower case is two characters in Unicode and one in Java.
+            '\u{130}' => folded.push('i'),
+            _ => folded
+                .extend(c.to_lowercase().flat_map(char::to_uppercase).flat_map(char::to_lowercase)),
+        }
+    }
+}
+
+/// Decodes a text until no escape remains. `None` for too many layers, since the layer at which an application
+/// stops is unknown.
+pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
+    let (decoded, is_whole) = decoded_layers(text);
+    is_whole.then_some(decoded)
+}
+
+/// Decodes as many layers of escapes as applications do, and true if no escape remains.
+pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
+    let mut bytes = text.as_bytes().to_vec();
+    for _ in 0..=LAYERS_MAX {
+        let decoded = decoded_once(&bytes);
+        if decoded.len() == bytes.len() {
+            return (decoded, true);
+        }
+        bytes = decoded;
+    }
+    (bytes, false)
+}
+
+/// Decodes one layer: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8.
+pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        let escape: &[u8] = if *byte == b'%' { after } else { &[] };
+        if let Some((c, left)) = unicode_escape(escape) {
+            decoded.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+            rest = left;
+        } else if let Some((escaped, left)) = byte_escape(escape) {
+            decoded.push(escaped);
+            rest = left;
+        } else if let Some((c, left)) = decode_overlong(*byte, after) {
+            decoded.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+            rest = left;
+        } else {
+            decoded.push(*byte);
+        }
+    }
+    decoded
+}
+
+/// Decodes an overlong character (RFC 3629 §3 and §10) of two to six bytes, as early UTF-8 decoders did.
+fn decode_overlong(first: u8, after: &[u8]) -> Option<(char, &[u8])> {
+    let (followers, bits, least) = match first {
+        0xC0..=0xC1 => (1, first & 0x1F, 0x80),
+        0xE0 => (2, 0, 0x800),
+        0xF0 => (3, 0, 0x1_0000),
+        0xF8 => (4, 0, 0x20_0000),
+        0xFC => (5, 0, 0x400_0000),
+        _ => return None,
+    };
+    let (followers, left) = after.split_at_checked(followers)?;
+    let mut number = u32::from(bits);
+    for byte in followers {
+        let 0x80..=0xBF = byte else { return None };
+        number = number << 6 | u32::from(byte & 0x3F);
+    }
+    Some((char::from_u32(number).filter(|_| number < least)?, left))
+}
+
+fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
+    let [high, low, left @ ..] = escape else { return None };
+    Some((hex_digit(*high)? << 4 | hex_digit(*low)?, left))
+}
+
+fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
+    let [b'u' | b'U', digits @ ..] = escape else { return None };
+    let (digits, left) = digits.split_at_checked(4)?;
+    let mut number = 0;
+    for it in digits {
+        number = number << 4 | u32::from(hex_digit(*it)?);
+    }
+    Some((char::from_u32(number)?, left))
+}
+
+fn hex_digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// True for a slash or a backslash, which IIS and URL parsers read as a slash.
+pub(crate) fn is_separator(c: char) -> bool {
+    matches!(c, '/' | '\\')
+}
+
+/// True for a character that applications trim: frameworks trim blanks, `$` of many regular expressions matches
+/// before a final line feed, and JavaScript trims a byte order mark.
+pub(crate) fn is_blank(c: char) -> bool {
+    c.is_whitespace() || c.is_control() || c == '\u{feff}'
+}
+
+/// The maximum layers of escapes: an application behind two proxies decodes at most three times.
+const LAYERS_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_of_a_path_is_folded_to_one() {
+        for path in [
+            "/admin/users",
+            "/Admin/USERS",
+            "/admin/users/",
+            "//admin///users//",
+            "/%61dmin/users",
+            "/%2561dmin/users",
+            "/%252561dmin/users",
+            "/admin%2fusers",
+            "/admin%252Fusers%252f",
+            r"/admin\users",
+            "/admin%5cusers",
+            "/admin;a=b/users;c",
+            "/admin%3ba/users%253bc",
+            "/admin /users%20",
+            "/admin./users..",
+            "/admin/users%00.png",
+            "/admin/users%0a",
+            "/adm%u0069n/users",
+            "/adm\u{131}n/uſers",
+            "/adm\u{130}n/users",
+            "/admin%c0%afusers",
+            "/admin%e0%80%afusers",
+            "/%e0%81%a1dmin/users",
+            "/admin%f0%80%80%afusers",
+            "/admin%f8%80%80%80%afusers",
+            "/admin%fc%80%80%80%80%afusers",
+            "/admin/users::$DATA",
+            "/admin:$i30:$INDEX_ALLOCATION/users",
+            "/admin::%24index_allocation/users",
+        ] {
+            assert_eq!(folded_rule(path, Parameters::Dropped), "/admin/users", "{path}");
+        }
+        for (path, folded) in [
+            ("/", "/"),
+            ("", "/"),
+            ("//", "/"),
+            ("*", "*"),
+            ("/a%2", "/a%2"),
+            ("/ä", "/ä"),
+            ("/%c3%84", "/ä"),
+            ("/%e2%82%ac", "/€"),
+            ("/users:delete", "/users:delete"),
+        ] {
+            assert_eq!(folded_rule(path, Parameters::Dropped), folded, "{path}");
+        }
+        assert_eq!(folded_rule("/A;B=c/d", Parameters::Kept), "/a;b=c/d");
+    }
+
+    #[test]
+    fn a_path_that_climbs_is_known_under_all_its_escapes() {
+        let climbs = |path: &str| {
+            let decoded = decoded_throughout(path).expect("few layers");
+            folded_path(&String::from_utf8_lossy(&decoded), Parameters::Dropped).climbs
+        };
+        for path in [
+            "/a/../b",
+            "/a/.",
+            "/a/%252e%252e/b",
+            "/a/..;x/b",
+            "/a/%c0%ae./b",
+            "/a/.. /b",
+            "/a/%u002e/b",
+        ] {
+            assert!(climbs(path), "{path}");
+        }
+        for path in ["/a/...", "/a/.b", "/a..b", "/a/b."] {
+            assert!(!climbs(path), "{path}");
+        }
+        assert_eq!(decoded_throughout("/%25252525252e"), None);
+    }
+
+    /// The lower case of `İ` is two characters, and an application that removes the second reads `i`.
+    const DOTTED_I: char = '\u{130}';
+
+    #[test]
+    fn a_letter_and_its_upper_and_lower_case_are_equal() {
+        for c in (char::MIN..=char::MAX).filter(|c| *c != DOTTED_I) {
+            let folded = folded_case(&c.to_string()).into_owned();
+            for other in [c.to_uppercase().collect::<String>(), c.to_lowercase().collect()] {
+                assert_eq!(folded_case(&other), folded, "{c} and {other}");
+            }
+        }
+        assert_eq!(folded_case("STRA\u{1e9e}E"), folded_case("stra\u{df}e"));
+        assert_eq!(folded_case("\u{130}"), "i");
+    }
+}

@@ -1,0 +1,150 @@
+//! Alternative readings of a path, as applications and URL parsers produce them.
+
+use super::lossy_text;
+use super::normalized::{decoded_once, is_blank, is_separator};
+
+/// Returns the path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. WHATWG
+/// parsers also accept more slashes, and backslashes.
+fn after_authority(path: &str) -> Option<&str> {
+    let begin = path.find(|c| !is_separator(c) && !is_blank(c))?;
+    let (slashes, authority) = path.split_at_checked(begin)?;
+    let is_reference =
+        slashes.starts_with(is_separator) && slashes.matches(is_separator).count() > 1;
+    is_reference.then(|| {
+        authority.find(is_separator).map_or("/", |end| authority.get(end..).unwrap_or("/"))
+    })
+}
+
+/// True for a network-path reference under any layer of escapes.
+pub(crate) fn names_authority(path: &str) -> bool {
+    let mut text = path.as_bytes().to_vec();
+    loop {
+        if after_authority(&lossy_text(&text)).is_some() {
+            return true;
+        }
+        let decoded = decoded_once(&text);
+        if decoded.len() == text.len() {
+            return false;
+        }
+        text = decoded;
+    }
+}
+
+/// Returns the alternative paths that an application may read. Decoding and parsing may happen in any order:
+/// parsers remove an authority, a query or a fragment, tabs and line ends; some end a path at a semicolon; some
+/// read invalid UTF-8 as Latin-1. Texts that differ only in escapes are one path. `None` if the paths are too
+/// many, or too long in total.
+pub(crate) fn other_readings(sent: &str) -> Option<Vec<String>> {
+    let mut texts = vec![sent.as_bytes().to_vec()];
+    let (mut at, mut bytes) = (0, 0);
+    let mut others: Vec<String> = Vec::new();
+    while let Some(text) = texts.get(at).cloned() {
+        at += 1;
+        let read = lossy_text(&text);
+        let parsed = [
+            after_authority(&read).map(str::to_owned),
+            path_before(&read, &['?', '#']),
+            path_before(&read, &[';']),
+            without_breaks(&read),
+            decode_latin1(&text),
+        ];
+        for other in parsed.into_iter().flatten() {
+            if texts.iter().any(|it| *it == other.as_bytes()) {
+                continue;
+            }
+            bytes += other.len();
+            if others.len() == READINGS_MAX || bytes > READING_BYTES_MAX {
+                return None;
+            }
+            texts.push(other.clone().into_bytes());
+            others.push(other);
+        }
+        let decoded = decoded_once(&text);
+        if decoded.len() != text.len() && !texts.contains(&decoded) {
+            if texts.len() == TEXTS_MAX {
+                return None;
+            }
+            texts.push(decoded);
+        }
+    }
+    Some(others)
+}
+
+/// Returns the path before one of these characters.
+fn path_before(path: &str, ends: &[char]) -> Option<String> {
+    path.split_once(ends).map(|(path, _)| path.to_owned())
+}
+
+fn without_breaks(path: &str) -> Option<String> {
+    let breaks = ['\t', '\r', '\n'];
+    path.contains(breaks).then(|| path.replace(breaks, ""))
+}
+
+/// Decodes invalid UTF-8 as Latin-1.
+fn decode_latin1(bytes: &[u8]) -> Option<String> {
+    let is_latin = std::str::from_utf8(bytes).is_err();
+    is_latin.then(|| bytes.iter().map(|byte| char::from(*byte)).collect())
+}
+
+/// The maximum number of alternative paths.
+const READINGS_MAX: usize = 8;
+/// The maximum total length of alternative paths.
+const READING_BYTES_MAX: usize = 16 * 1024;
+/// The maximum number of parsed texts, with all layers of escapes.
+const TEXTS_MAX: usize = 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_authority_follows_two_slashes_or_more() {
+        for (path, after) in [
+            ("//x/admin", Some("/admin")),
+            ("///x/admin", Some("/admin")),
+            (r"/\x\admin", Some(r"\admin")),
+            ("/\t/x/admin", Some("/admin")),
+            ("//u@x:80//admin", Some("//admin")),
+            ("//x", Some("/")),
+            ("//", None),
+            ("/", None),
+            ("", None),
+            ("*", None),
+            ("/x//admin", None),
+            ("x//admin", None),
+        ] {
+            assert_eq!(after_authority(path), after, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_parsed_between_any_two_layers_of_escapes() {
+        for (sent, others) in [
+            ("/admin", &[][..]),
+            ("/%61dmin%20", &[]),
+            ("/admin%3fx", &["/admin"]),
+            ("/admin%23x%3fy", &["/admin"]),
+            ("/admin;a=b/x", &["/admin"]),
+            ("/ad%0amin%09", &["/admin"]),
+            ("/%2fx%252fy/admin", &["/y/admin", "/admin"]),
+            ("//x%2fy/admin%3fz", &["/admin%3fz", "/admin", "/y/admin"]),
+            ("//a//b", &["//b", "/"]),
+            ("/caf%e9", &["/caf\u{e9}"]),
+            ("//x%2fy/caf%e9", &["/caf%e9", "/caf\u{e9}", "/y/caf\u{e9}"]),
+            ("/caf%c3%a9", &[]),
+        ] {
+            let read = other_readings(sent).expect("few readings");
+            for other in others {
+                assert!(read.iter().any(|it| it == other), "{other} in {sent}: {read:?}");
+            }
+            assert!(!others.is_empty() || read.is_empty(), "{sent}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn readings_are_bounded() {
+        assert_eq!(other_readings(&"//a".repeat(20)), None);
+        assert_eq!(other_readings(&format!("/{}", "/a".repeat(20_000))), None);
+        assert_eq!(other_readings(&format!("/{}", "%20".repeat(20_000))), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,223 @@
+//! Repair of response heads that violate HTTP/1.1 in ways that recipients may accept.
+
+use super::HEAD_BYTES_MAX;
+use super::scan::is_blank;
+
+/// A repaired head.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RepairedHead {
+    /// The valid head. It has `Connection: close`, because the end of the message is less certain than usual.
+    pub head: Vec<u8>,
+    /// The length of the received head.
+    pub length: usize,
+}
+
+/// Repairs the head of a response at the start of `bytes`. Only the sidecar of the sending application does
+/// this. The result must still be parsed, by the same rules as any other head.
+///
+/// Accepts lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields
+/// (§5.2), white space before a colon (§5.1), `Content-Length` that is repeated with one value or has
+/// leading zeros (§6.3), and `Transfer-Encoding` that is repeated with `chunked` (§6.3). Drops `Content-Length` next to `Transfer-Encoding` (§6.3), and `Transfer-Encoding` in
+/// a 204 or a 304, which never have content (§6.1). `None` for other violations, and for an incomplete head.
+#[must_use]
+pub fn mend_response(bytes: &[u8]) -> Option<RepairedHead> {
+    let (lines, length) = split_lines(bytes)?;
+    let (status_line, rest) = lines.split_first()?;
+    let fields = split_fields(rest)?;
+    let status = status_line.get(STATUS_AT..STATUS_END)?;
+    if status.starts_with(b"1") {
+        return None;
+    }
+    let is_chunked = is_chunked(&fields)?;
+    let content_length = content_length(&fields)?;
+    if status == b"204" && content_length.is_some_and(|length| length > 0) {
+        return None;
+    }
+    let mut head = status_line.to_vec();
+    if status_line.len() == STATUS_END {
+        head.push(b' ');
+    }
+    head.extend_from_slice(b"\r\n");
+    for (name, value) in &fields {
+        let (is_length, is_encoding) = (is_named(name, LENGTH), is_named(name, ENCODING));
+        if !is_length && !is_encoding {
+            write_line(&mut head, name, value);
+        }
+    }
+    match (is_chunked, content_length) {
+        _ if status == b"204" => {}
+        (true, _) if status == b"304" => {}
+        (true, _) => write_line(&mut head, ENCODING, b"chunked"),
+        (false, Some(length)) => write_line(&mut head, LENGTH, length.to_string().as_bytes()),
+        (false, None) => {}
+    }
+    head.extend_from_slice(b"connection: close\r\n\r\n");
+    Some(RepairedHead { head, length })
+}
+
+/// Returns the lines of a complete head without their ends, and its length. `None` for a mixture of LF and CR
+/// LF: in an application that writes CR LF, a bare LF forwarded from a client would otherwise start a new line.
+fn split_lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
+    let mut lines = Vec::new();
+    let is_crlf = bytes.split_inclusive(|byte| *byte == b'\n').next()?.ends_with(b"\r\n");
+    let mut length = 0_usize;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        length = length.saturating_add(line.len());
+        let line = line.strip_suffix(b"\n")?;
+        let line = match is_crlf {
+            true => line.strip_suffix(b"\r")?,
+            false => line,
+        };
+        if length > HEAD_BYTES_MAX {
+            return None;
+        }
+        if line.is_empty() {
+            return Some((lines, length));
+        }
+        lines.push(line);
+    }
+    None
+}
+
+/// Returns names and values; a folded field becomes one line with spaces.
+fn split_fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
+    let mut fields: Vec<(&[u8], Vec<u8>)> = Vec::new();
+    for line in lines {
+        if line.starts_with(b" ") || line.starts_with(b"\t") {
+            let (_, value) = fields.last_mut()?;
+            value.push(b' ');
+            value.extend_from_slice(trim_whitespace(line));
+            continue;
+        }
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        let (name, value) = line.split_at_checked(colon)?;
+        let value = value.strip_prefix(b":").unwrap_or_default();
+        fields.push((trimmed_end(name), trim_whitespace(value).to_vec()));
+    }
+    Some(fields)
+}
+
+/// Removes surrounding spaces and tabs (RFC 9110 §5.6.3).
+fn trim_whitespace(bytes: &[u8]) -> &[u8] {
+    let leading = bytes.iter().take_while(|byte| is_blank(**byte)).count();
+    trimmed_end(bytes.get(leading..).unwrap_or_default())
+}
+
+fn trimmed_end(bytes: &[u8]) -> &[u8] {
+    let trailing = bytes.iter().rev().take_while(|byte| is_blank(**byte)).count();
+    bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
+}
+
+/// Returns `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends the body for every recipient
+/// (RFC 9112 §6.3), and senders mean one: a sender that adds the field a second time has encoded the body once.
+fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
+    let mut codings = fields.iter().filter(|(name, _)| is_named(name, ENCODING)).peekable();
+    let is_chunked = codings.peek().is_some();
+    codings.all(|(_, coding)| coding.eq_ignore_ascii_case(b"chunked")).then_some(is_chunked)
+}
+
+/// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
+fn content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
+    let mut found = None;
+    for (_, value) in fields.iter().filter(|(name, _)| is_named(name, LENGTH)) {
+        for length in value.split(|byte| *byte == b',') {
+            let length = length.trim_ascii();
+            if length.is_empty() || !length.iter().all(u8::is_ascii_digit) {
+                return None;
+            }
+            let length: u64 = std::str::from_utf8(length).ok()?.parse().ok()?;
+            if found.replace(length).is_some_and(|before| before != length) {
+                return None;
+            }
+        }
+    }
+    Some(found)
+}
+
+fn write_line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    for part in [name, b": ", value, b"\r\n"] {
+        head.extend_from_slice(part);
+    }
+}
+
+fn is_named(name: &[u8], known: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(known)
+}
+
+const LENGTH: &[u8] = b"content-length";
+const ENCODING: &[u8] = b"transfer-encoding";
+/// The position of the status in `HTTP/1.1 200 OK`.
+const STATUS_AT: usize = 9;
+const STATUS_END: usize = 12;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http1::{Parsed, RequestKind, ResponseHead};
+
+    /// The head that a strict reader receives, without `connection: close`.
+    fn mend_head(head: &str) -> Option<String> {
+        let received = format!("{head}left");
+        let mended = mend_response(received.as_bytes())?;
+        assert_eq!(mended.length, head.len());
+        let mut parsed = ResponseHead::default();
+        let strict = parsed.parse(&mended.head, RequestKind::Other);
+        assert_eq!(strict, Ok(Parsed::Complete(mended.head.len())), "{head}");
+        assert!(!parsed.keep_alive);
+        let text = String::from_utf8(mended.head).unwrap();
+        Some(text.strip_suffix("connection: close\r\n\r\n").unwrap().to_owned())
+    }
+
+    #[test]
+    fn mends_what_recipients_may_read() {
+        for (head, expected) in [
+            (
+                "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n",
+                "HTTP/1.1 204 No Content\r\nA: b\r\n",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: Chunked\r\n\r\n",
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n",
+            ),
+            ("HTTP/1.1 304 X\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.1 304 X\r\n"),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: 5, 05\r\n\r\n",
+                "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: Chunked\r\n\r\n",
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n",
+            ),
+            ("HTTP/1.1 200\r\nA : b\r\n c\r\n\r\n", "HTTP/1.1 200 \r\nA: b c\r\n"),
+            ("HTTP/1.1 200 OK\nA: b\n\n", "HTTP/1.1 200 OK\r\nA: b\r\n"),
+        ] {
+            assert_eq!(mend_head(head).as_deref(), Some(expected), "{head}");
+        }
+    }
+
+    #[test]
+    fn leaves_what_two_readers_would_understand_differently() {
+        for head in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 0x5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nTransfer-Encoding: identity\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 204 X\r\nContent-Length: 5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\n folded\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\r\n",
+            "HTTP/1.1 200 OK\r\nLocation: /x\nSet-Cookie: s=1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nLocation: /x\n\n<body>\r\n\r\n",
+            "HTTP/1.1 200 OK\nA: b\r\n\r\n",
+        ] {
+            assert_eq!(mend_response(head.as_bytes()), None, "{head}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The accumulated updates of a source.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kube::Client;
+use leno_kubernetes::source::{KubernetesSource, ListProgress, SourceOptions};
+use leno_model::{Change, Object, ObjectKey};
+use leno_registry::{RegistryUpdate, RejectedDocument, Warning};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// The accumulated updates of a source.
+pub(crate) struct SourceUpdates {
+    pub(crate) objects: BTreeMap<ObjectKey, Object>,
+    pub(crate) rejected: Vec<RejectedDocument>,
+    pub(crate) warnings: Vec<Warning>,
+    /// The removed objects in order.
+    pub(crate) gone: Vec<ObjectKey>,
+    /// The number of updates.
+    pub(crate) updates: usize,
+    pub(crate) progress: watch::Receiver<ListProgress>,
+    queue: mpsc::Receiver<RegistryUpdate>,
+    _tasks: JoinSet<()>,
+}
+
+impl SourceUpdates {
+    pub(crate) fn from_client(client: Client) -> Self {
+        Self::from_source(KubernetesSource::new(client, SourceOptions::default()))
+    }
+
+    /// Follows a source.
+    pub(crate) fn from_source(source: KubernetesSource) -> Self {
+        let progress = source.subscribe_progress();
+        let (output, queue) = mpsc::channel(4);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(source.send_updates(output));
+        Self {
+            objects: BTreeMap::new(),
+            rejected: Vec::new(),
+            warnings: Vec::new(),
+            gone: Vec::new(),
+            updates: 0,
+            progress,
+            queue,
+            _tasks: tasks,
+        }
+    }
+
+    /// Applies updates until a condition is true.
+    pub(crate) async fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        while !is_so(self) {
+            let update = timeout(MAX_WAIT, self.queue.recv()).await;
+            match update {
+                Ok(Some(update)) => self.apply_update(update),
+                _ => panic!("{what} never came: {:?}", self.objects.keys().collect::<Vec<_>>()),
+            }
+        }
+    }
+
+    fn apply_update(&mut self, update: RegistryUpdate) {
+        self.updates += 1;
+        for change in update.changes {
+            match change {
+                Change::Upsert(object) => {
+                    let before = self.objects.insert(object.object_key(), object.clone());
+                    assert_ne!(before, Some(object), "only differences are told");
+                }
+                Change::Remove(key) => {
+                    assert!(self.objects.remove(&key).is_some(), "{key} was never told");
+                    self.gone.push(key);
+                }
+            }
+        }
+        assert_eq!(update.objects, self.objects.len());
+        (self.rejected, self.warnings) = (update.rejected, update.warnings);
+    }
+}
+
+const MAX_WAIT: Duration = Duration::from_secs(120);
