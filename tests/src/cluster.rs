@@ -133,7 +133,7 @@ impl TestNamespace {
         stdout_of(&output);
     }
 
-    /// As [`Self::apply`], but the API server may reject the manifests.
+    /// As [`Self::apply_manifests`], but the API server may reject the manifests.
     #[must_use]
     pub fn try_apply(&self, manifests: &str) -> Output {
         kubectl_with(&["apply", "-n", &self.name, "-f", "-"], manifests)
@@ -156,7 +156,7 @@ impl TestNamespace {
         self.annotated_client(name, "");
     }
 
-    /// As [`Self::client`], with annotations as part of a YAML map.
+    /// As [`Self::create_client`], with annotations as part of a YAML map.
     pub fn annotated_client(&self, name: &str, annotations: &str) {
         self.lone_pod(
             name,

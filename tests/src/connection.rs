@@ -49,7 +49,7 @@ impl TestConnection {
     /// Sends a GET request and keeps the connection open.
     ///
     /// # Errors
-    /// As [`TestConnection::send`] and [`TestConnection::receive`].
+    /// As [`TestConnection::send`] and [`TestConnection::receive_response`].
     pub fn get(&mut self, path: &str) -> io::Result<Response> {
         self.send(format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n"))?;
         self.receive_response()

@@ -76,8 +76,7 @@ impl ControlProgram {
         std::fs::create_dir(directory.path().join("mesh")).expect("a folder for manifests");
         std::fs::write(directory.path().join("mesh/mesh.yaml"), manifests).expect("manifests");
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let own = (data, arguments.as_slice());
-        let (program, address) = start(release, directory.path(), own.0, own.1, listen);
+        let (program, address) = start(release, directory.path(), data, &arguments, listen);
         let (directory, data) = (Arc::new(directory), data.to_owned());
         Self { directory, data, arguments, address, release, program }
     }
@@ -100,8 +99,8 @@ impl ControlProgram {
             own.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect();
         let replica = |(number, listen): (usize, &String)| {
             let data = format!("data-{number}");
-            let (own, release) = ((data.as_str(), arguments.as_slice()), Release::This);
-            let (program, address) = start(release, directory.path(), own.0, own.1, listen);
+            let release = Release::This;
+            let (program, address) = start(release, directory.path(), &data, &arguments, listen);
             let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
             Self { directory, data, arguments, address, release, program }
         };

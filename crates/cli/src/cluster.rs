@@ -39,7 +39,7 @@ pub(crate) struct ClusterSearchArgs {
 }
 
 impl ClusterSearchArgs {
-    /// As [`ClusterArgs::client`].
+    /// As [`ClusterArgs::connect_client`].
     ///
     /// # Errors
     /// If no cluster is configured.

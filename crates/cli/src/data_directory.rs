@@ -57,7 +57,7 @@ impl DataArgs {
         }
     }
 
-    /// Adds the option of [`DataArgs::hint`] to the Leno commands in a text.
+    /// Adds the option of [`DataArgs::option_hint`] to the Leno commands in a text.
     pub(crate) fn in_commands(&self, text: &str) -> String {
         let hint = self.option_hint();
         let mut out = String::new();

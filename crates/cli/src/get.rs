@@ -306,7 +306,7 @@ impl MeshSocket {
     /// Sends any request to the control plane and returns the answer.
     ///
     /// # Errors
-    /// As [`MeshSocket::ask`].
+    /// If the control plane is unreachable, or rejects the request.
     pub(crate) async fn send_request(&self, method: &str, path: &str) -> anyhow::Result<String> {
         let asked = leno_control::admin::query_admin(&self.socket, method, path).await;
         let (status, answer) = asked.map_err(|error| self.unreachable_error(error))?;
@@ -319,7 +319,7 @@ impl MeshSocket {
     /// Follows an endless answer until `each` returns that it is complete.
     ///
     /// # Errors
-    /// As [`MeshSocket::ask`], and the errors of `each`.
+    /// As [`MeshSocket::send_request`], and the errors of `each`.
     pub(crate) async fn follow_stream(
         &self,
         path: &str,

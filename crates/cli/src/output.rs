@@ -141,7 +141,7 @@ pub(crate) fn print_raw(text: &str) -> anyhow::Result<()> {
 /// other machines.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print_raw`].
 pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
     print_raw(&escape_lines(text))
 }
@@ -160,7 +160,7 @@ pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
 /// Writes a value to standard output, for programs.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print_raw`].
 pub(crate) fn print_value(value: &impl Serialize, form: StructuredFormat) -> anyhow::Result<()> {
     print_raw(&serialize(value, form)?)
 }
@@ -168,7 +168,7 @@ pub(crate) fn print_value(value: &impl Serialize, form: StructuredFormat) -> any
 /// Writes a value as indented JSON to standard output, for commands without other formats.
 ///
 /// # Errors
-/// As [`print`].
+/// As [`print_raw`].
 pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_value(value, StructuredFormat::Json)
 }

@@ -79,7 +79,7 @@ impl<'a> ChosenPorts<'a> {
     /// Returns the loopback address of a role.
     ///
     /// # Errors
-    /// As [`ChosenPorts::of`].
+    /// As [`ChosenPorts::port_for`].
     pub(crate) fn address_for(&mut self, role: &str) -> anyhow::Result<SocketAddr> {
         Ok((Ipv4Addr::LOCALHOST, self.port_for(role)?).into())
     }

@@ -74,7 +74,7 @@ pub(crate) fn end_when_blocked(restore: fn(), lifetime: Option<Duration>) -> any
 /// Resolves at SIGQUIT: stop without draining.
 ///
 /// # Errors
-/// As [`signals`].
+/// As [`stop_signal`].
 pub(crate) fn quit_signal() -> anyhow::Result<impl Future<Output = ()>> {
     let mut quit = catch_signal(SignalKind::quit())?;
     Ok(async move {
@@ -116,7 +116,7 @@ impl Hangups {
     /// Catches SIGHUP from now on.
     ///
     /// # Errors
-    /// As [`signals`].
+    /// As [`stop_signal`].
     pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self { signal: catch_signal(SignalKind::hangup())?, had_terminal: has_terminal() })
     }

@@ -479,13 +479,13 @@ pub(crate) const ASKING_PAUSE: u32 = 1;
 /// Maximum concurrent admin connections; more wait.
 const CONNECTIONS_MAX: usize = 64;
 
-/// The longest line that [`follow`] reads: more than any request report needs.
+/// The longest line that [`follow_lines`] reads: more than any request report needs.
 const LINE_BYTES_MAX: usize = 256 << 10;
 
-/// The timeout of [`ask`] for the complete response.
+/// The timeout of [`query_admin`] for the complete response.
 const ASK_WAIT: Duration = Duration::from_secs(10);
 
-/// The longest response that [`ask`] reads: a hundred thousand workloads.
+/// The longest response that [`query_admin`] reads: a hundred thousand workloads.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Certificate signing, after verification of the client's identity.
 
 mod claim;
+mod error;
 mod fair_queue;
 mod reviews;
 mod suspects;
 
+pub(crate) use error::CertifyError;
+use error::REFUSED;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -470,80 +473,6 @@ impl Signer {
         Ok((issued, signed))
     }
 }
-
-/// The reason for a rejected certificate request.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CertifyError {
-    #[error("there is no Workload {0}: create it first")]
-    UnknownWorkload(WorkloadName),
-    /// As `UnknownWorkload`, for a client without a certificate.
-    #[error("there is no Workload {0}: create it first")]
-    NotAWorkload(WorkloadName),
-    #[error("{0} is revoked by the MeshConfig")]
-    Revoked(ServiceAccount),
-    #[error(
-        "workload {0} is revoked: remove it from `spec.revoked` of the MeshConfig, or use `leno \
-         revoke --undo`"
-    )]
-    RevokedWorkload(WorkloadName),
-    #[error("too many certificates are being signed: retry later")]
-    Busy,
-    /// The review of a token failed.
-    #[error(transparent)]
-    Review(#[from] ReviewError),
-    /// The token is not reviewed now.
-    #[error(transparent)]
-    NoReview(#[from] ReviewNotStarted),
-    /// The certificate cannot be renewed.
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
-    /// The directory of registrations cannot be used.
-    #[error("the registration of the workload cannot be read or written: {0}")]
-    Registration(#[source] io::Error),
-    #[error(
-        "the token was issued to pod {workload} with UID {held}, but that pod now has UID {expected}"
-    )]
-    OtherPod { workload: WorkloadName, held: Uid, expected: Uid },
-    #[error("the token was issued to pod {holder}, not {claimed}")]
-    OtherHolder { claimed: WorkloadName, holder: WorkloadName },
-    #[error(
-        "pod {0} is not a known workload of the mesh: it was deleted, or has no IP address yet; the proxy retries"
-    )]
-    Unseen(WorkloadName),
-    #[error("the token was issued to account {held}, but workload {workload} runs as {expected}")]
-    OtherAccount { workload: WorkloadName, held: ServiceAccount, expected: ServiceAccount },
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    #[error(transparent)]
-    Token(#[from] TokenError),
-    #[error(transparent)]
-    Authority(#[from] AuthorityError),
-}
-
-impl CertifyError {
-    /// Returns the reason for the client. It omits errors of our own disk, and a client without a certificate
-    /// cannot find out by guessing which workloads exist or which workload a token is for.
-    fn client_reason(&self) -> IssuanceFailure {
-        let reason = match self {
-            Self::Token(TokenError::Io(_))
-            | Self::Registration(_)
-            | Self::Review(ReviewError::Unavailable(_)) => {
-                "the control plane cannot check join tokens at the moment".to_owned()
-            }
-            Self::Authority(_) => {
-                "the control plane cannot sign certificates at the moment".to_owned()
-            }
-            Self::Token(_) | Self::NotAWorkload(_) => {
-                return IssuanceFailure { reason: NOT_WELCOME.to_owned(), is_final: true };
-            }
-            other => other.to_string(),
-        };
-        reason.into()
-    }
-}
-
-/// Shared log limit for rejected requests: clients without a certificate are indistinguishable.
-static REFUSED: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 
 /// Rejects a request and logs the full reason.
 fn send_rejection(answer: CertificateReply, error: &CertifyError) {

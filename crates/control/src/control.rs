@@ -1,5 +1,8 @@
 //! A running control plane: assembly of its parts, and the handle that shuts it down.
 
+mod start_error;
+
+pub use start_error::StartError;
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
@@ -147,7 +150,7 @@ impl Control {
             stop,
             parts,
         };
-        Ok(ground.build(tasks, updates, (first, keys_read)))
+        Ok(ground.build(tasks, updates, first, keys_read))
     }
 
     /// Returns the listen address for proxies.
@@ -162,7 +165,7 @@ impl Control {
         self.page
     }
 
-    /// Returns the path of the admin socket, for [`admin::ask`].
+    /// Returns the path of the admin socket, for [`admin::query_admin`].
     #[must_use]
     pub fn socket_path(&self) -> &std::path::Path {
         &self.socket
@@ -264,49 +267,6 @@ impl Control {
 #[error("the control plane has ended")]
 pub struct Stopped;
 
-/// The reason why a control plane does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The source ended before its first update.
-    #[error("the configuration cannot be read")]
-    Registry,
-    /// The required enforcement is unknown: the `MeshConfig` may be among the rejected documents, and a mesh
-    /// without one allows all members.
-    #[error(
-        "a rejected document may be the MeshConfig, and without it the mesh would allow all members: correct the document and \
-         start again"
-    )]
-    MeshConfig(Vec<RejectedDocument>),
-    /// The authority cannot be opened.
-    #[error("the certificate authority cannot be opened: {0}")]
-    Authority(#[from] AuthorityError),
-    /// The tokens cannot be read.
-    #[error("the directory of join tokens cannot be opened: {0}")]
-    Tokens(#[source] io::Error),
-    /// Revocations by `leno revoke` cannot be read; without them the revoked workloads would be members again.
-    #[error("the revoked workloads cannot be read: {0}")]
-    Revoked(#[source] io::Error),
-    /// The proxy listener cannot be opened.
-    #[error("cannot listen on {0}: {1}; use another address")]
-    Listen(SocketAddr, #[source] io::Error),
-    /// The admin socket cannot be opened.
-    #[error("the admin socket {} cannot be opened: {cause}", path.display())]
-    Admin {
-        /// The path of the socket.
-        path: PathBuf,
-        /// The cause.
-        cause: io::Error,
-    },
-    /// The listener of the browser page cannot be opened.
-    #[error(
-        "the page for browsers cannot listen on {0}: {1}; use --page with another address, or --page off"
-    )]
-    Page(SocketAddr, #[source] io::Error),
-    /// Its own certificate cannot be issued.
-    #[error("cannot issue the control plane's own certificate: {0}")]
-    Serving(#[from] ServerCredentialError),
-}
-
 /// The source of updates, and the state before the first one.
 struct UpdateFeed {
     updates: mpsc::Receiver<RegistryUpdate>,
@@ -353,14 +313,15 @@ impl OpenedResources {
         mut self,
         mut tasks: JoinSet<()>,
         updates: mpsc::Receiver<RegistryUpdate>,
-        first: (RegistryUpdate, Vec<KeyUpdate>),
+        first: RegistryUpdate,
+        keys_read: Vec<KeyUpdate>,
     ) -> Control {
         let (events, from_proxies) = event_queue(self.config.limits.connections + OTHERS_MAX);
         let (queries, asked) = mpsc::channel(QUESTIONS_MAX);
         let (key_update, keys) = mpsc::channel(KEY_UPDATE_MAX);
         let (last, asked_last) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
-        let owner = self.create_owner(first);
+        let owner = self.create_owner(first, keys_read);
         let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
         let (workloads, registered) =
             (owner.sent.workloads.subscribe(), owner.sent.registered.subscribe());
@@ -500,7 +461,7 @@ impl OpenedResources {
         tasks.spawn(self.parts.clone().run(ControlTask::Page, serving));
     }
 
-    fn create_owner(&self, first: (RegistryUpdate, Vec<KeyUpdate>)) -> Owner {
+    fn create_owner(&self, first: RegistryUpdate, keys_read: Vec<KeyUpdate>) -> Owner {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
@@ -541,8 +502,8 @@ impl OpenedResources {
             kubernetes: self.config.kubernetes,
         }
         .with_first_update(
-            first.0,
-            first.1,
+            first,
+            keys_read,
             &self.trust_domain(),
             ca_generation,
             self.revoked.borrow().clone(),

@@ -128,8 +128,8 @@ impl JwksFetcher {
             let now = Instant::now();
             self.begin_due(now, |known| known.failures == 0 && known.set.is_none());
             match timeout_at(until, self.under_way.join_next()).await {
-                Ok(Some(Ok(read))) => {
-                    update.extend(self.record_result(read.0, read.1, Instant::now()))
+                Ok(Some(Ok((source, read)))) => {
+                    update.extend(self.record_result(source, read, Instant::now()))
                 }
                 // A panicked fetch has no result.
                 Ok(Some(Err(_))) => {}
@@ -158,7 +158,9 @@ impl JwksFetcher {
                 changed = wanted.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
                 Some(read) = self.under_way.join_next() => {
-                    read.ok().and_then(|read| self.record_result(read.0, read.1, Instant::now()))
+                    read.ok().and_then(|(source, read)| {
+                        self.record_result(source, read, Instant::now())
+                    })
                 }
                 () = sleep_until(next) => None,
             };

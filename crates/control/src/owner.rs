@@ -292,12 +292,11 @@ impl Owner {
             OwnerEvent::CaGeneration(ca_generation) => {
                 let affected_set = self.mesh.issue_in(ca_generation);
                 if !affected_set.is_empty() {
-                    let cause = (ChangeCause::Authority, now.clock);
                     self.connected.record_change(
                         &affected_set,
                         &self.mesh,
-                        cause.0,
-                        cause.1,
+                        ChangeCause::Authority,
+                        now.clock,
                         now.clock,
                     );
                 }
@@ -345,12 +344,11 @@ impl Owner {
             let affected_set = self.mesh.give_up(&workload);
             if !affected_set.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
-                let cause = (ChangeCause::Gone(workload), now.clock);
                 self.connected.record_change(
                     &affected_set,
                     &self.mesh,
-                    cause.0,
-                    cause.1,
+                    ChangeCause::Gone(workload),
+                    now.clock,
                     now.clock,
                 );
             }

@@ -75,7 +75,7 @@ pub(crate) enum SliceProgress {
     More,
 }
 
-/// Counters.
+/// Counters of changes, compilations, pushes and their results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PublishCounters {
     /// Changes that could affect a proxy.

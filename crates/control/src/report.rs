@@ -331,10 +331,10 @@ impl Report<'_> {
 
     pub(crate) fn route_statuses(&self) -> Vec<RouteStatus> {
         let http = self.mesh.http_routes().all_routes().map(|route| {
-            let name = (route.kind.as_str(), &route.name);
+            let (kind, name) = (route.kind.as_str(), &route.name);
             let backends: Vec<_> = route.rules.iter().flat_map(|rule| &rule.backends).collect();
             let mut status =
-                self.route_status(name.0, name.1, route.rules.len(), &route.parents, &backends);
+                self.route_status(kind, name, route.rules.len(), &route.parents, &backends);
             status.rule_texts = route.rules.iter().map(rule_text).collect();
             for (index, parent) in route.parents.iter().enumerate() {
                 status.add_overrides(index, self.overriding_grpc_routes(route, parent));

@@ -255,7 +255,7 @@ pub struct ListenerStatus {
     pub problem: Option<String>,
 }
 
-/// A service.
+/// A service, as operators see it: its workloads, ports and routes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceStatus {
     /// `namespace/name`.
@@ -368,7 +368,7 @@ impl ProxyStatus {
     }
 }
 
-/// A route.
+/// A route, as operators see it: its parents, rules, backends and problems.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
     /// `HTTPRoute`, `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`.

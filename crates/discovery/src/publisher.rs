@@ -76,7 +76,7 @@ impl Publisher {
         self.offer_in_doubt(update, UnknownEndpoints::default());
     }
 
-    /// Like [`Self::offer`], but the proxy keeps its uncertain endpoints, and new services are sent only after
+    /// Like [`Self::set_update`], but the proxy keeps its uncertain endpoints, and new services are sent only after
     /// their endpoints are known.
     pub fn offer_in_doubt(&mut self, update: ConfigUpdate, doubt: UnknownEndpoints) {
         if self.pushed.is_none() {

@@ -31,9 +31,9 @@ use crate::tap::Taps;
 
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
-/// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's
-/// first message and [`Event::Disconnected`] at the end. The owner ends the connection by [`OwnerResponse::Goodbye`] or by
-/// dropping the sender of standings. The proxy receives all taps and queries of `operators`, and reports its
+/// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's first
+/// message and [`Event::Disconnected`] at the end. The owner ends the connection by [`OwnerResponse::Goodbye`] or
+/// by dropping the sender of responses. The proxy receives all taps and queries of `operators`, and reports its
 /// traffic at the interval `report_interval`, if there is one.
 ///
 /// # Errors
@@ -72,8 +72,9 @@ where
     let (standing, offers) = watch::channel(OwnerResponse::Pending);
     let connected = Box::new(Connected { connection, hello, responses: standing });
     events.announce(Event::Connected(connected)).await?;
+    let taps = operators.taps.watch_taps();
     let mut session =
-        Session::new(&mut writer, publisher, pending, workload, &events, &operators.taps, queries);
+        Session::new(&mut writer, publisher, pending, workload, &events, taps, queries);
     let asked = report_interval.map_or(Ok(()), |every| session.ask_for_reports(every));
     let asked = asked.and_then(|()| next.map_or(Ok(()), |message| session.handle_message(message)));
     let ending = match asked {

@@ -56,9 +56,9 @@ pub fn only_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a s
     Some(if values.next().is_some() { "" } else { first })
 }
 
-/// Checks a request received under the name `host`. `field` returns the value of a header by its lower-case
-/// name, or an empty value if it is not text or [repeated](only_value). A link on another site may navigate to a page: it is
-/// accepted if `is_page`, for responses that are cheap and have no side effects.
+/// Checks a request received under the name `host`. `field` returns the value of a header by its lower-case name,
+/// or an empty value if it is not text or [repeated](only_value). A link on another site may navigate to a page:
+/// it is accepted if `is_page`, for responses that are cheap and have no side effects.
 ///
 /// # Errors
 /// [`CrossSiteRequest`].

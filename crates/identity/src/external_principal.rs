@@ -46,8 +46,8 @@ pub struct ExternalPrincipal {
     pub not_after: SystemTime,
 }
 
-/// Returns the external principal of an established session, by its certificate, if [`crate::peer`] does not
-/// find a member.
+/// Returns the external principal of an established session, by its certificate, if [`crate::session_peer`] does
+/// not find a member.
 ///
 /// # Errors
 /// [`VerifyError`] if the certificate has expired, or is not an external principal's.

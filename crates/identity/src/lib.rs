@@ -3,7 +3,7 @@
 //! A proxy generates a [`PrivateKey`], reads its [`JoinBundle`], authenticates to the control plane with the
 //! one-time token in it ([`Tokens`]), has its public key signed ([`CertificateRequest`], [`Authority::sign`])
 //! and stores the result as its [`Credential`], from which [`server_config`] and [`client_config`] are built.
-//! [`peer`] returns the peer of a session, from the verified certificate alone.
+//! [`session_peer`] returns the peer of a session, from the verified certificate alone.
 //!
 //! The current time is an argument everywhere except in handshakes, where rustls reads the system clock.
 

@@ -20,7 +20,7 @@ use crate::roots::Roots;
 use crate::verifier::{AnonymousClients, ExternalPrincipalMode, IdentityVerifier, MemberVerifier};
 
 /// Builds the configuration of a sidecar's inbound listener: clients must have a certificate of a member of the
-/// credential's trust domain. [`crate::peer`] returns the client.
+/// credential's trust domain. [`crate::session_peer`] returns the client.
 ///
 /// # Errors
 /// [`TlsError`] if the system has no randomness.
@@ -28,15 +28,11 @@ pub fn server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(
-        credential,
-        alpn,
-        (AnonymousClients::Refused, ExternalPrincipalMode::Refused),
-    )
+    build_server_config(credential, alpn, AnonymousClients::Refused, ExternalPrincipalMode::Refused)
 }
 
 /// Builds the configuration of a sidecar's inbound listener that also accepts external principals:
-/// [`crate::external_principal`] returns the client if [`crate::peer`] does not.
+/// [`crate::external_principal`] returns the client if [`crate::session_peer`] does not.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -44,15 +40,11 @@ pub fn external_principal_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(
-        credential,
-        alpn,
-        (AnonymousClients::Refused, ExternalPrincipalMode::Allowed),
-    )
+    build_server_config(credential, alpn, AnonymousClients::Refused, ExternalPrincipalMode::Allowed)
 }
 
 /// Builds the configuration of a sidecar's inbound listener for which client certificates are optional: a
-/// presented certificate of a member or external principal is verified, and [`crate::peer`] returns `None` for
+/// presented certificate of a member or external principal is verified, and [`crate::session_peer`] returns `None` for
 /// other clients.
 ///
 /// # Errors
@@ -61,11 +53,7 @@ pub fn open_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(
-        credential,
-        alpn,
-        (AnonymousClients::Allowed, ExternalPrincipalMode::Allowed),
-    )
+    build_server_config(credential, alpn, AnonymousClients::Allowed, ExternalPrincipalMode::Allowed)
 }
 
 /// Builds the configuration of connections to an endpoint: only `expected` is accepted, whatever its address.
@@ -110,7 +98,7 @@ pub fn join_client_config(
 }
 
 /// Builds the configuration of the control plane's port: clients may be anonymous in order to join.
-/// [`crate::peer`] then returns `None`, and every service except joining must reject the client.
+/// [`crate::session_peer`] then returns `None`, and every service except joining must reject the client.
 ///
 /// # Errors
 /// As [`server_config`].
@@ -118,11 +106,7 @@ pub fn join_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
 ) -> Result<Arc<ServerConfig>, TlsError> {
-    build_server_config(
-        credential,
-        alpn,
-        (AnonymousClients::Allowed, ExternalPrincipalMode::Refused),
-    )
+    build_server_config(credential, alpn, AnonymousClients::Allowed, ExternalPrincipalMode::Refused)
 }
 
 /// Returns the SNI in the clear: `<service>.<namespace>.svc.cluster.local`. It informs foreign servers; trust
@@ -175,10 +159,12 @@ pub enum TlsError {
 fn build_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
-    clients: (AnonymousClients, ExternalPrincipalMode),
+    anonymous: AnonymousClients,
+    external_principals: ExternalPrincipalMode,
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
-    let verifier = MemberVerifier::new(credential.roots(), trust_domain, clients.0, clients.1)?;
+    let verifier =
+        MemberVerifier::new(credential.roots(), trust_domain, anonymous, external_principals)?;
     let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))

@@ -209,10 +209,13 @@ impl ServerCertVerifier for IdentityVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let chain = (end_entity, intermediates);
-        if let Err(reason) = self.verify_chain(self.roots.member_store(), chain.0, chain.1, now) {
-            let of_company =
-                self.roots.company_store().map(|all| self.verify_chain(all, chain.0, chain.1, now));
+        if let Err(reason) =
+            self.verify_chain(self.roots.member_store(), end_entity, intermediates, now)
+        {
+            let of_company = self
+                .roots
+                .company_store()
+                .map(|all| self.verify_chain(all, end_entity, intermediates, now));
             return match (of_company, LeafCertificate::read(end_entity)) {
                 (Some(Ok(())), Ok(leaf)) => {
                     Err(rejection_error(VerifyError::OtherIssuer { found: leaf.peer.id }))

@@ -50,19 +50,25 @@ impl AdmissionReading {
     pub(crate) const NONE: Self = Self { default_policy: Ok(None), mtls: Ok(None) };
 
     fn from_annotations(meta: &ObjectMeta, kind: &str) -> Self {
-        let default_policy = (DEFAULT_POLICY, "default policy", "deny");
-        let mtls = (MTLS, "mutual TLS mode", "strict");
         Self {
             default_policy: parse_choice(
                 meta,
                 kind,
-                default_policy.0,
-                default_policy.1,
-                default_policy.2,
+                DEFAULT_POLICY,
+                "default policy",
+                "deny",
                 DefaultPolicy::ALL,
                 |it| it.as_str(),
             ),
-            mtls: parse_choice(meta, kind, mtls.0, mtls.1, mtls.2, MtlsMode::ALL, |it| it.as_str()),
+            mtls: parse_choice(
+                meta,
+                kind,
+                MTLS,
+                "mutual TLS mode",
+                "strict",
+                MtlsMode::ALL,
+                |it| it.as_str(),
+            ),
         }
     }
 

@@ -38,7 +38,7 @@ pub async fn keep_rejections(
 
 type RejectedClientKey = (WorkloadName, IpAddr);
 
-/// The written events; pure except for [`RejectionEvents::renew`].
+/// The written events; only [`RejectionEvents::write_events`] and [`RejectionEvents::renew_events`] do IO.
 #[derive(Default)]
 struct RejectionEvents {
     known: BTreeMap<RejectedClientKey, RejectionEvent>,
@@ -305,13 +305,13 @@ mod tests {
             assert!(written.next().is_none(), "a client has one event");
             event["series"]["count"].as_i64()
         };
-        let by = (&server.client, "leno-control-1");
+        let (client, instance) = (&server.client, "leno-control-1");
         for (minutes, expected) in [(0, None), (10, None), (25, Some(2)), (30, Some(2))] {
-            events.write_events(by.0, by.1, &one, start + minutes * MINUTE).await;
+            events.write_events(client, instance, &one, start + minutes * MINUTE).await;
             assert_eq!(count(), expected, "{minutes}");
         }
         // Its client stays away.
-        events.write_events(by.0, by.1, &[], start + 60 * MINUTE).await;
+        events.write_events(client, instance, &[], start + 60 * MINUTE).await;
         assert_eq!(count(), Some(2));
     }
 

@@ -161,7 +161,7 @@ impl KubernetesSource {
         self.statements.subscribe()
     }
 
-    /// Returns the desired objects of gateways, for [`provision`](crate::gateway::provision).
+    /// Returns the desired objects of gateways, for [`provision_gateways`](crate::gateway::provision_gateways).
     #[must_use]
     pub fn subscribe_gateways(&self) -> watch::Receiver<Arc<Vec<DesiredGateway>>> {
         self.desired.subscribe()
@@ -268,8 +268,8 @@ impl Joined {
             };
             let noticed = Instant::now();
             match event {
-                Some(event) => {
-                    self.apply_event(event.0, event.1);
+                Some((index, event)) => {
+                    self.apply_event(index, event);
                     self.receive_pending(noticed).await;
                 }
                 None => {
@@ -299,7 +299,7 @@ impl Joined {
         loop {
             let until = latest.min(Instant::now() + self.options.quiet);
             match timeout_at(until, self.reported.recv()).await {
-                Ok(Some(event)) => self.apply_event(event.0, event.1),
+                Ok(Some((index, event))) => self.apply_event(index, event),
                 Ok(None) | Err(_) => return,
             }
         }

@@ -40,7 +40,7 @@ pub struct ElectionIdentity {
 }
 
 /// Writes the status of objects, and an event for each rejection and each unsupported field, while this control
-/// plane is the leader that [holds](hold) the Lease. Failed writes are retried with exponential backoff, and
+/// plane is the leader that [holds](hold_lease) the Lease. Failed writes are retried with exponential backoff, and
 /// listed in `unwritten`. Never returns.
 pub async fn keep_statuses(
     client: Client,

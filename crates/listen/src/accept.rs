@@ -92,7 +92,7 @@ impl From<SocketAddr> for ConnectionSource {
     }
 }
 
-/// A listener with an [`Listener::accept`] that does not fail.
+/// A listener with a method [`Listener::accept`] that does not fail.
 ///
 /// Errors of a single connection, such as one that its client has closed, are skipped. When the system has no
 /// file descriptor or no memory for a connection, the next attempt comes after a pause: the connection stays
@@ -136,9 +136,10 @@ impl<L: Accept> Listener<L> {
         }
     }
 
-    /// Closes the listener without losing a connection: handshakes in progress get [`HANDSHAKES_MAX`] to complete, and
-    /// [`Listener::next`] returns every connection of the queue before [`AcceptEvent::Closed`]. The kernel resets the connections
-    /// that are in the queue of a socket when it is closed, although their clients have sent requests.
+    /// Closes the listener without losing a connection: handshakes in progress get [`HANDSHAKES_MAX`] to complete,
+    /// and [`Listener::next`] returns every connection of the queue before [`AcceptEvent::Closed`]. The kernel
+    /// resets the connections that are in the queue of a socket when it is closed, although their clients have
+    /// sent requests.
     pub fn close(&mut self) {
         if let Err(error) = self.listener.end_handshakes() {
             tracing::debug!(server = self.server, %error, "cannot stop new handshakes");
@@ -146,8 +147,8 @@ impl<L: Accept> Listener<L> {
         self.closes_at = Some(Instant::now() + HANDSHAKES_MAX);
     }
 
-    /// The next connection, and after the stop of the server those of the queue, as after [`Listener::close`]; `None` when
-    /// none is left. Cancel-safe.
+    /// The next connection, and after the stop of the server those of the queue, as after [`Listener::close`];
+    /// `None` when none is left. Cancel-safe.
     pub async fn next_until(
         &mut self,
         stopped: impl Future<Output = ()>,

@@ -86,7 +86,7 @@ impl Inner {
     }
 }
 
-/// One connection while it is half-open: until this is dropped, or [`HalfOpen::leave`] is called.
+/// One connection while it is half-open: until this is dropped, or [`HalfOpen::mark_complete`] is called.
 #[derive(Debug)]
 pub struct HalfOpen {
     admission: Arc<ConnectionAdmission>,
@@ -111,7 +111,7 @@ impl HalfOpen {
     }
 
     /// Does the work of a handshake in turns. A turn lasts as long as `work` computes, and ends when it
-    /// waits for the peer, which is awaited as by [`HalfOpen::peer`].
+    /// waits for the peer, which is awaited as by [`HalfOpen::await_peer`].
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.
@@ -182,7 +182,7 @@ impl HalfOpen {
     }
 
     /// The peer has sent its part: the connection is not evicted until the next
-    /// [`HalfOpen::wait`].
+    /// [`HalfOpen::mark_waiting`].
     pub fn mark_busy(&self) {
         self.change_phase(PeerPhase::Ended).ok();
     }

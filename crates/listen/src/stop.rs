@@ -39,8 +39,8 @@ impl StopSignal {
         sleep(LAST_CALL).await;
     }
 
-    /// Serves a connection of requests as [`HalfOpen::serving`] does. When the time for a last request is over, it is not
-    /// evicted any more, and `end` has it end after the response in progress.
+    /// Serves a connection of requests as [`HalfOpen::serve_connection`] does. When the time for a last request is
+    /// over, it is not evicted any more, and `end` has it end after the response in progress.
     ///
     /// # Errors
     /// [`Evicted`] when the connection has to make room for others.

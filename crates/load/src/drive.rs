@@ -57,7 +57,7 @@ pub enum DriveError {
     Failed,
 }
 
-/// The task of one thread.
+/// The plan of a run, and the share of one thread in it.
 #[derive(Debug)]
 pub(crate) struct ThreadTask {
     /// A validated plan.

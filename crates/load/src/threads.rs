@@ -51,7 +51,7 @@ pub async fn drive_on_threads(
     }
 }
 
-/// One of the threads.
+/// The progress and the report of one running thread.
 struct LoadThread {
     counters: watch::Receiver<ProgressCounters>,
     report: oneshot::Receiver<Result<LoadReport, DriveError>>,

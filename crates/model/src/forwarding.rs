@@ -150,8 +150,8 @@ impl HttpRoute {
 impl GatewayTcpRoute {
     /// True if the route forwards connections from another service to a port.
     #[must_use]
-    pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
-        forwards_to(&self.parents, &self.rule.backends, to.0, to.1)
+    pub fn forwards_to(&self, service: &ServiceName, port: u16) -> bool {
+        forwards_to(&self.parents, &self.rule.backends, service, port)
     }
 }
 
@@ -177,8 +177,8 @@ impl TrafficSplit {
 impl TlsRoute {
     /// True if the route forwards sessions from another service to a port.
     #[must_use]
-    pub fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
-        forwards_to(&self.parents, &self.rule.backends, to.0, to.1)
+    pub fn forwards_to(&self, service: &ServiceName, port: u16) -> bool {
+        forwards_to(&self.parents, &self.rule.backends, service, port)
     }
 
     fn is_at(&self, service: &ServiceName, port: u16) -> bool {
@@ -383,8 +383,8 @@ impl NoEffect {
         around: &impl PolicyContext<'a>,
     ) -> Option<Self> {
         let mut found: Option<Self> = None;
-        for place in ports {
-            let idle = Self::of_retries(place.0, place.1, around)?;
+        for (service, port) in ports {
+            let idle = Self::of_retries(service, port, around)?;
             let is_about_port = |it: &Self| matches!(it.cause, NoEffectCause::NoRequests(..));
             if found.as_ref().is_none_or(is_about_port) {
                 found = Some(idle);

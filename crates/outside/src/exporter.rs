@@ -10,7 +10,7 @@ use crate::export_request::{self, ExportError, ExportRequest, RejectedItems};
 use crate::export_status::{ExportCounts, ExportStatus};
 use crate::servers::{Connector, TlsSessions};
 
-/// An exporter.
+/// Sends requests to collectors, with retries.
 #[derive(Debug)]
 pub struct Exporter<D> {
     dial: D,

@@ -104,7 +104,7 @@ pub struct AnyValue {
 
 /// The types of values.
 pub mod any_value {
-    /// A value.
+    /// The value of an `AnyValue`, by its type.
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub enum AnyValueKind {
         /// A text.

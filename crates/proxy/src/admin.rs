@@ -220,8 +220,8 @@ pub(crate) async fn metrics_response<B>(
     };
     if let Some(names) = names {
         let workload = &admin.config.workload;
-        let workload = (workload.namespace.as_str(), workload.name.as_str());
-        admin.telemetry.expose_as(names, workload, &mut out);
+        let (namespace, name) = (workload.namespace.as_str(), workload.name.as_str());
+        admin.telemetry.expose_as(names, namespace, name, &mut out);
         out.push_str(&of_application(admin).await);
         return build_response(StatusCode::OK, ExpositionFormat::Prometheus.content_type(), out);
     }

@@ -124,7 +124,7 @@ pub(crate) async fn send_check<T>(
         let _place = place.map_err(|_| CheckError::Timeout)?;
         match &state.at {
             CheckServiceAddress::Service { service, port } => {
-                inside::send_check(worker, (service, *port), &question).await
+                inside::send_check(worker, service, *port, &question).await
             }
             CheckServiceAddress::External(server) => {
                 state.connections.send_check(worker, server, &question).await

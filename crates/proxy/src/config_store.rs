@@ -1,5 +1,8 @@
 //! Configuration store: one atomic pointer to the current snapshot, and subscriptions to more resources.
 
+mod known_answers;
+
+use known_answers::{by_use, idle_keys, known_answers};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -528,40 +531,6 @@ fn covers_workload(revoked: &Revocations, peer: &VerifiedPeer) -> bool {
     workload.is_some_and(|it| revoked.covers_workload(it, peer.instance.as_ref()))
 }
 
-/// Returns the answers for addresses or names, with the usage of their previous entries.
-fn known_answers<K: Clone + Eq + std::hash::Hash, A>(
-    answers: &BTreeMap<K, Arc<A>>,
-    before: Option<&FxHashMap<K, KnownAnswer<A>>>,
-    now: u64,
-) -> FxHashMap<K, KnownAnswer<A>> {
-    let known = |(key, answer): (&K, &Arc<A>)| {
-        let before = before.and_then(|before| before.get(key));
-        let usage = before.map(|known| known.usage.clone());
-        let usage = usage.unwrap_or_else(|| {
-            Arc::new(ResourceUsage { seen: AtomicU64::new(now), ..ResourceUsage::default() })
-        });
-        (key.clone(), KnownAnswer { answer: Arc::clone(answer), usage })
-    };
-    answers.iter().map(known).collect()
-}
-
-fn by_use<A>(known: Option<&KnownAnswer<A>>, now: u64) -> EvictionPriority {
-    known.map_or(EvictionPriority::Pending, |known| {
-        EvictionPriority::Used(known.usage.last_use(now))
-    })
-}
-
-/// Returns the keys that were not used for `idle`.
-fn idle_keys<K: Clone, A>(
-    known: &FxHashMap<K, KnownAnswer<A>>,
-    idle: Duration,
-    now: u64,
-) -> Vec<K> {
-    let oldest = now.saturating_sub(idle.as_secs());
-    let idle = known.iter().filter(|(_, known)| known.usage.last_use(now) < oldest);
-    idle.map(|(key, _)| key.clone()).collect()
-}
-
 impl ConfigSnapshot {
     /// Returns the endpoints of workloads that are reached by their own addresses.
     pub(crate) fn pinned_endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
@@ -577,7 +546,7 @@ impl ConfigSnapshot {
     pub(crate) fn in_clear(&self, port: u16, address: IpAddr) -> Option<Protocol> {
         let plan = &self.plans.snapshot.config;
         let known = plan.ports.iter().find(|known| known.port == port)?;
-        let opened = || self.plans.access.in_clear((port, known.protocol), address);
+        let opened = || self.plans.access.in_clear(port, known.protocol, address);
         match (plan.mtls, known.protocol) {
             // Without a declared protocol, the ingress rule for the port may set it.
             (MtlsMode::Permissive, Protocol::Detect) => opened().or(Some(Protocol::Detect)),

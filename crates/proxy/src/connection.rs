@@ -1,5 +1,9 @@
 //! Classification of one accepted connection by peer and protocol, and its dispatch.
 
+mod protocol;
+
+use protocol::*;
+pub(crate) use protocol::{ConnectionProtocol, detect_protocol, list_session};
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -508,121 +512,4 @@ async fn to_service(
             Box::pin(tcp::to_service(&session, &service, port, io, early)).await;
         }
     }
-}
-
-/// Determines the protocol of a connection to a service with the given declaration. Returns `None` if the
-/// client stays silent for `max_wait`, or if the proxy drains.
-pub(crate) async fn detect_protocol(
-    worker: &Worker,
-    declared: Protocol,
-    max_wait: Duration,
-    io: &Io,
-    early: &mut BytesMut,
-) -> Option<ConnectionProtocol> {
-    let limits = &worker.config.limits;
-    match declared {
-        Protocol::Tcp => Some(ConnectionProtocol::Opaque),
-        // A silent client implies a protocol in which the server speaks first.
-        Protocol::Detect => match timeout(limits.detect_timeout, sniff_connection(io, early)).await
-        {
-            Ok(DetectedProtocol::Http1) => Some(ConnectionProtocol::Http1),
-            Ok(DetectedProtocol::Http2) => Some(ConnectionProtocol::Http2),
-            // The protocol of the application is unknown: bytes are forwarded unchanged.
-            Ok(_) | Err(_) => Some(ConnectionProtocol::Opaque),
-        },
-        Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
-            let sniffed = loop {
-                if early.is_empty() {
-                    let mut phase = worker.phase.clone();
-                    let begun = |max_wait| timeout(max_wait, poll_fn(|cx| io.poll_readable(cx)));
-                    tokio::select! {
-                        biased;
-                        begun = begun(max_wait) => begun.ok()?.ok()?,
-                        // A connection that is new when the drain begins may have a first request as well.
-                        _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                            Box::pin(begun(last_call(limits).min(max_wait))).await.ok()?.ok()?;
-                        }
-                    }
-                }
-                match timeout(limits.head_timeout, sniff_connection(io, early)).await {
-                    Ok(sniffed) => break sniffed,
-                    // A spurious wakeup: no byte has arrived.
-                    Err(_) if early.is_empty() => {}
-                    // The reader of the head reports a client that stops halfway.
-                    Err(_) => break DetectedProtocol::Incomplete,
-                }
-            };
-            Some(match (declared, sniffed) {
-                // The application's own TLS, opaque to both sidecars.
-                (_, DetectedProtocol::Tls) => ConnectionProtocol::Opaque,
-                // Both versions are accepted, independent of the declaration: the sidecar of the application
-                // translates. The reader of the head rejects other bytes.
-                (_, DetectedProtocol::Http2) => ConnectionProtocol::Http2,
-                (Protocol::Http, _) | (_, DetectedProtocol::Http1) => ConnectionProtocol::Http1,
-                _ => ConnectionProtocol::Http2,
-            })
-        }
-    }
-}
-
-/// True if the client speaks HTTP/2 to a port without a declared protocol: the application gets HTTP/2 too.
-fn found_http2(declared: Protocol, spoken: ConnectionProtocol) -> bool {
-    declared == Protocol::Detect && spoken == ConnectionProtocol::Http2
-}
-
-/// The protocol in which a connection to a service is served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ConnectionProtocol {
-    Http1,
-    Http2,
-    Opaque,
-}
-
-/// Returns the declared protocol of a service port; `Detect` if it is not known.
-async fn declared_protocol(worker: &Worker, service: &ServiceName, port: u16) -> Protocol {
-    let max_wait = worker.config.limits.discovery_timeout;
-    let Ok((_, plan)) = worker.config_store.with_service(service, max_wait).await else {
-        return Protocol::Detect;
-    };
-    plan.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
-}
-
-/// Returns the protocol at a port of a workload that is addressed directly.
-async fn protocol_at(worker: &Worker, at: SocketAddr) -> Protocol {
-    let max_wait = worker.config.limits.discovery_timeout;
-    match worker.config_store.address_entry(at.ip(), max_wait).await.as_deref() {
-        Ok(AddressEntry::Workload { ports, .. }) => {
-            ports.get(&at.port()).map_or(Protocol::Detect, |port| port.protocol)
-        }
-        Ok(AddressEntry::Service(_) | AddressEntry::External) | Err(_) => Protocol::Detect,
-    }
-}
-
-/// Returns the protocol of the target in the current configuration.
-fn protocol_now(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
-    match listener_kind {
-        ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
-            worker.config_store.declared_protocol(service, *port)
-        }
-        ListenerKind::Pinned { at, .. } => worker.config_store.protocol_at(*at),
-        ListenerKind::Inbound { .. }
-        | ListenerKind::HttpProxy
-        | ListenerKind::Address(_)
-        | ListenerKind::Gateway { .. } => None,
-    }
-}
-
-pub(crate) fn list_session(
-    session: &Session,
-    protocol: &'static str,
-    target: String,
-) -> ConnectionListing {
-    session.worker.connections.list(OpenConnection {
-        direction: if session.is_inbound() { "inbound" } else { "outbound" },
-        protocol,
-        peer: session.peer,
-        identity: session.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
-        target,
-        since: Instant::now(),
-    })
 }

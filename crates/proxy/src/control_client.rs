@@ -210,7 +210,7 @@ pub(crate) async fn follow_control(
     control_client: Rc<ControlClient>,
     mut requests: mpsc::Receiver<ProxyRequest>,
 ) {
-    let mut subscriber = stored_world(&control_client);
+    let mut subscriber = stored_config(&control_client);
     let mut failures = 0_u32;
     // Sidecars spread over the control planes: each begins at another one, and stays connected to it while it
     // is available.
@@ -248,7 +248,7 @@ pub(crate) async fn follow_control(
 }
 
 /// Applies the snapshot stored by the previous run, until a newer one arrives.
-fn stored_world(control_client: &ControlClient) -> Subscriber {
+fn stored_config(control_client: &ControlClient) -> Subscriber {
     let subscriber = control_client.state.stored_subscriber();
     let Some(update) = subscriber.current_update() else { return subscriber };
     if update.snapshot.config.workload != control_client.config.workload {

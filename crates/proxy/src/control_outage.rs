@@ -133,7 +133,7 @@ impl StreamError {
         }
     }
 
-    /// Returns the rest of the log line, without repeating [`Self::problem`].
+    /// Returns the rest of the log line, without repeating [`Self::failure_summary`].
     fn failure_detail(&self) -> String {
         match self {
             Self::Io(error) => error.to_string(),

@@ -1,7 +1,8 @@
 //! Export of spans, metrics and access log entries to collectors, by the control thread.
 //!
-//! All parts are bounded: queues ([`crate::request_trace::SPANS_MAX`], [`crate::request_trace::LINES_MAX`]), batch sizes, and the
-//! duration and number of attempts. Entries beyond the bounds are dropped and counted; no data thread waits.
+//! All parts are bounded: queues ([`crate::request_trace::SPANS_MAX`], [`crate::request_trace::LINES_MAX`]),
+//! batch sizes, and the duration and number of attempts. Entries beyond the bounds are dropped and counted; no
+//! data thread waits.
 
 mod otlp;
 pub(crate) mod source;
@@ -115,7 +116,8 @@ impl ExportCounts for ExportCounter {
 /// Pushes metrics until `over` resolves because the data threads have ended, and then once more.
 pub(crate) async fn push_metrics(
     exporter: Rc<TelemetryExporter>,
-    since: (SystemTime, u64),
+    started: SystemTime,
+    seed: u64,
     over: oneshot::Receiver<()>,
 ) {
     let (wanted, mut export_status) =
@@ -127,8 +129,8 @@ pub(crate) async fn push_metrics(
         &mut export_status,
         reported,
         wanted,
-        since.0,
-        since.1,
+        started,
+        seed,
         over,
     )
     .await;

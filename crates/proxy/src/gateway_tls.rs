@@ -38,7 +38,8 @@ pub(crate) fn build_configs(
         }
     });
     let configs = ports.map(|(port, listeners)| {
-        let kept = before.and_then(|before| reuse_config(before.0, before.1, port, listeners));
+        let kept =
+            before.and_then(|(plans, configs)| reuse_config(plans, configs, port, listeners));
         (port, kept.unwrap_or_else(|| build_config(gateway, port, listeners)))
     });
     configs.collect()

@@ -376,11 +376,11 @@ fn start_telemetry(
 ) -> (oneshot::Sender<()>, [tokio::task::JoinHandle<()>; 3]) {
     let exporter = Rc::new(exporter);
     let (over, ended) = oneshot::channel();
-    let since = (SystemTime::now(), random_seed(0));
+    let (started, seed) = (SystemTime::now(), random_seed(0));
     let telling = [
         tasks.spawn_local(access_log::write(log, exporter.clone())),
         tasks.spawn_local(export::export_spans(exporter.clone(), spans)),
-        tasks.spawn_local(export::push_metrics(exporter, since, ended)),
+        tasks.spawn_local(export::push_metrics(exporter, started, seed, ended)),
     ];
     (over, telling)
 }

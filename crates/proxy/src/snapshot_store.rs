@@ -40,7 +40,7 @@ impl SnapshotStore {
         self.ended.notify_one();
     }
 
-    /// Writes snapshots, the first at once and then at most one per `PAUSE`, until [`Self::end`]. Failed writes
+    /// Writes snapshots, the first at once and then at most one per `PAUSE`, until [`Self::finish`]. Failed writes
     /// and removed files are retried every `AGAIN`. `note` runs after each attempt, with the problem if there
     /// is one.
     pub(crate) async fn run(&self, state: StateDir, note: impl Fn(Option<String>)) {
@@ -61,7 +61,7 @@ impl SnapshotStore {
             self.stored.replace(Some(update.clone()));
             let state = state.clone();
             let written = tokio::task::spawn_blocking(move || {
-                state.keep_world(&update.to_bytes());
+                state.store_config(&update.to_bytes());
             });
             if written.await.is_err() {
                 tracing::error!("writing the configuration to disk panicked");

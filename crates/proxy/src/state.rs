@@ -168,8 +168,8 @@ impl StateDir {
         })
     }
 
-    pub(crate) fn keep_world(&self, config_store: &[u8]) {
-        self.write_file(CONFIG_FILE, config_store);
+    pub(crate) fn store_config(&self, bytes: &[u8]) {
+        self.write_file(CONFIG_FILE, bytes);
     }
 
     /// Returns the previous address of a listener, so that peers find it at the address they know.
@@ -338,8 +338,8 @@ mod tests {
         let state = StateDir::open(&path).unwrap();
         // A directory in place of the file fails for every user.
         std::fs::create_dir_all(path.join(CONFIG_FILE).join("in the way")).unwrap();
-        state.keep_world(b"one");
-        state.keep_world(b"two");
+        state.store_config(b"one");
+        state.store_config(b"two");
         let problem = state.write_problem().unwrap();
         assert!(problem.starts_with(CONFIG_FILE), "{problem}");
         state.write_again();
@@ -355,7 +355,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("of/web-1");
         let state = StateDir::open(&path).unwrap();
-        state.keep_world(b"world");
+        state.store_config(b"world");
         state.keep_address("admin", "127.0.0.1:7".parse().unwrap());
         state.keep_names("names");
         assert!(!state.is_damaged(true));
@@ -383,7 +383,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(state.is_damaged(true));
         state.restore_files(Some(b"world"));
-        state.keep_world(b"world");
+        state.store_config(b"world");
         assert!(
             state.write_problem().unwrap().contains("other users can write"),
             "{:?}",
@@ -430,7 +430,7 @@ mod tests {
         });
         let read = result.recv_timeout(std::time::Duration::from_secs(20));
         assert_eq!(read.expect("the reads wait for nothing"), (None, false));
-        state.keep_world(b"world");
+        state.store_config(b"world");
         assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"world");
     }
 
@@ -445,7 +445,7 @@ mod tests {
         for name in ["config.bin.new", CONFIG_FILE] {
             std::os::unix::fs::symlink(&other, path.join(name)).unwrap();
         }
-        state.keep_world(b"a key");
+        state.store_config(b"a key");
         assert_eq!(std::fs::read(&other).unwrap(), b"untouched");
         assert_eq!(std::fs::read(path.join(CONFIG_FILE)).unwrap(), b"a key");
         let kept = std::fs::metadata(path.join(CONFIG_FILE)).unwrap();

@@ -1,9 +1,11 @@
 //! Opaque TCP: the request pipeline without the HTTP stages.
 
 mod inbound;
+mod pump;
 mod request_detection;
 mod server_first;
 
+use pump::{PumpDirection, forward_counted, forward_streams};
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -67,12 +69,12 @@ pub(crate) async fn to_service(
     let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let mut opened = open_upstream(session, service, port, (&io, &mut early), &mut record).await;
+    let mut opened = open_upstream(session, service, port, &io, &mut early, &mut record).await;
     while let Err(unopened) = &opened
         && let Some(outdated) = unopened.outdated
         && Box::pin(may_be_opened(session, outdated, &record)).await
     {
-        opened = open_upstream(session, service, port, (&io, &mut early), &mut record).await;
+        opened = open_upstream(session, service, port, &io, &mut early, &mut record).await;
     }
     record.count_opened();
     forward_connection(session, opened, &io, early, record).await;
@@ -214,12 +216,13 @@ async fn open_upstream(
     session: &Session,
     service: &ServiceName,
     port: u16,
-    client: (&Io, &mut BytesMut),
+    io: &Io,
+    early: &mut BytesMut,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
     if let ListenerKind::Pinned { at, id } = &session.listener_kind {
-        let begins = sniff_protocol(client.1);
+        let begins = sniff_protocol(early);
         let (stream, under_way) = open_pinned(session, *at, id, begins, record).await?;
         return Ok((UpstreamStream::Link(stream), under_way));
     }
@@ -232,12 +235,9 @@ async fn open_upstream(
     let called = plan.ports.get(&port).ok_or(Reason::UnknownService)?;
     let chosen = match called.tls_routes.is_trivial() {
         true => by_share(worker, &config, called, record)?,
-        false => {
-            let client = (client.0, &mut *client.1);
-            by_server_name(worker, &config, called, client.0, client.1, record).await?
-        }
+        false => by_server_name(worker, &config, called, io, early, record).await?,
     };
-    open_among(worker, &config, chosen, sniff_protocol(client.1), record).await
+    open_among(worker, &config, chosen, sniff_protocol(early), record).await
 }
 
 /// Opens the destination of a gateway port without HTTP.
@@ -395,12 +395,11 @@ async fn open_pinned(
     worker.retire_removed(&config);
     let upstream = worker.upstream_for(&endpoint);
     let in_flight = upstream.start_request();
-    let whole = (begins, ConnectWait::Whole);
-    let mut opened = open_stream(&upstream, worker, whole.0, whole.1).await;
+    let mut opened = open_stream(&upstream, worker, begins, ConnectWait::Whole).await;
     // A link may have ended at the moment of its selection.
     if opened.as_ref().is_err_and(|it| it.reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        opened = open_stream(&upstream, worker, whole.0, whole.1).await;
+        opened = open_stream(&upstream, worker, begins, ConnectWait::Whole).await;
     }
     AttemptTarget::Upstream(upstream)
         .record_outcome(worker, opened.as_ref().map(|_| ()).map_err(|it| it.reason));
@@ -549,108 +548,4 @@ pub(crate) async fn http2_tunnel(
     let greeted = timeout(worker.config.limits.connect_timeout, connect_http2(far, ())).await;
     let send = greeted.map_err(|_| Reason::ConnectTimeout)??;
     Ok(Http2Pool::default().add_and_acquire(send, None))
-}
-
-/// The direction of the client's bytes.
-#[derive(Clone, Copy)]
-enum PumpDirection<'a> {
-    Link,
-    /// With the inspection of the client's bytes, if required.
-    Application(Option<&'a RequestDetector<'a>>),
-}
-
-/// Forwards both directions concurrently, each with its own end (half-close), until both have ended.
-async fn forward_streams(
-    ends: &mut (MessageReader, MessageWriter),
-    stream: &LinkStream,
-    towards: PumpDirection<'_>,
-    max_wait: Duration,
-    record: &mut ExchangeRecord<'_>,
-) -> Result<(), Reason> {
-    let counted = match towards {
-        PumpDirection::Link => (&record.bytes_in, &record.bytes_out),
-        PumpDirection::Application(_) => (&record.bytes_out, &record.bytes_in),
-    };
-    forward_counted(ends, stream, towards, max_wait, counted.0, counted.1).await
-}
-
-/// The same, with counters for the bytes to and from the stream.
-async fn forward_counted(
-    (reader, writer): &mut (MessageReader, MessageWriter),
-    stream: &LinkStream,
-    towards: PumpDirection<'_>,
-    max_wait: Duration,
-    to_stream: &Cell<u64>,
-    to_plain: &Cell<u64>,
-) -> Result<(), Reason> {
-    let mut from_plain = BodySource::from_http1(reader, BodyLength::UntilClose);
-    let mut into_stream = BodySink::Link { stream, max_wait };
-    let mut from_stream = BodySource::from_link(stream, BodyLength::UntilClose);
-    let noted = |bytes| BodyRecorder::for_response(bytes, None);
-    let io = writer.io.clone();
-    let mut into_plain = BodySink::Http1 { writer, chunked: false };
-    let forth = async {
-        let pumped =
-            forward_body(&mut from_plain, &mut into_stream, PauseLimit::Allowed, &noted(to_stream))
-                .await;
-        pumped.map_err(|broken| towards.failure_reason(StreamDirection::ToStream, &broken))
-    };
-    let back = async {
-        let pumped = async {
-            if let PumpDirection::Application(Some(examination)) = towards {
-                examination.forward_inspected(&mut from_stream, &mut into_plain, to_plain).await?;
-            }
-            forward_body(&mut from_stream, &mut into_plain, PauseLimit::Allowed, &noted(to_plain))
-                .await?;
-            poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
-        };
-        pumped.await.map_err(|broken| towards.failure_reason(StreamDirection::FromStream, &broken))
-    };
-    tokio::select! {
-        biased;
-        carried = async { tokio::try_join!(forth, back) } => carried.map(|((), ())| ()),
-        // One side may be stuck; the other does not wait for it.
-        _ = stream.wait_until_lost() => Err(towards.loss_reason()),
-        () = wait_for_silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
-    }
-}
-
-/// The direction from the plain connection to the stream, or from the stream.
-#[derive(Clone, Copy)]
-enum StreamDirection {
-    ToStream,
-    FromStream,
-}
-
-impl PumpDirection<'_> {
-    /// Returns the reason for a broken pump, by the side at fault.
-    fn failure_reason(self, way: StreamDirection, broken: &PumpError) -> Reason {
-        match (self, way, broken) {
-            (Self::Link, StreamDirection::ToStream, PumpError::Source(error))
-            | (Self::Application(_), StreamDirection::FromStream, PumpError::Source(error)) => {
-                downstream_reason(error)
-            }
-            (Self::Link, StreamDirection::FromStream, PumpError::Source(error))
-            | (Self::Application(_), StreamDirection::ToStream, PumpError::Source(error)) => {
-                upstream_reason(error)
-            }
-            (_, _, PumpError::SinkStalled) => Reason::IdleTimeout,
-            (Self::Link, StreamDirection::ToStream, PumpError::Sink)
-            | (Self::Application(_), StreamDirection::FromStream, PumpError::Sink) => {
-                Reason::UpstreamReset
-            }
-            (Self::Link, StreamDirection::FromStream, PumpError::Sink)
-            | (Self::Application(_), StreamDirection::ToStream, PumpError::Sink) => {
-                Reason::DownstreamClosed
-            }
-        }
-    }
-
-    /// Returns the reason for a lost stream, by the side at fault.
-    fn loss_reason(self) -> Reason {
-        match self {
-            Self::Link => Reason::UpstreamReset,
-            Self::Application(_) => Reason::DownstreamClosed,
-        }
-    }
 }

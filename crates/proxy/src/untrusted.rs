@@ -25,16 +25,18 @@ pub fn http2_response(parts: &response::Parts) -> Bytes {
     head::response_to_http1(parts)
 }
 
-/// Converts the head parsed from `bytes` to an HTTP/2 request; `place` is scheme, authority and target.
+/// Converts the head parsed from `bytes` to an HTTP/2 request, to `target` at `authority` by `scheme`.
 ///
 /// # Errors
 /// The reason if HTTP/2 cannot express the head.
 pub fn to_http2_request(
     bytes: &[u8],
     head: &RequestHead,
-    place: (&str, &str, &str),
+    scheme: &str,
+    authority: &str,
+    target: &str,
 ) -> Result<Request<()>, Reason> {
-    head::request_to(bytes, head, place.0, place.1, place.2)
+    head::request_to(bytes, head, scheme, authority, target)
 }
 
 /// Converts the head parsed from `bytes` to an HTTP/2 response, if HTTP/2 can express it.

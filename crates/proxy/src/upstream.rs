@@ -1,5 +1,6 @@
 //! Upstreams: endpoints of services, reached over links, and the local application.
 
+pub(crate) use attempt_target::AttemptTarget;
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -15,6 +16,7 @@ use crate::http2::client::{Http2Checkout, Http2Pool};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
+mod attempt_target;
 pub(crate) mod circuit_breaker;
 pub(crate) mod cluster;
 pub(crate) mod connect;
@@ -488,126 +490,3 @@ impl Drop for TimedAttempt {
 const SHORT_WAIT: Duration = Duration::from_secs(1);
 /// The number of streams on one link before another is opened; below the peer's limit of 1024.
 const STREAMS_PER_LINK: usize = 1000;
-
-/// The target of one attempt.
-#[derive(Clone)]
-pub(crate) enum AttemptTarget {
-    /// The local application.
-    Application(Rc<Application>),
-    /// An endpoint of a service.
-    Upstream(Rc<Upstream>),
-}
-
-impl AttemptTarget {
-    /// Returns the endpoint; `None` for the application.
-    pub(crate) fn endpoint_id(&self) -> Option<EndpointId> {
-        match self {
-            Self::Application(_) => None,
-            Self::Upstream(upstream) => Some(upstream.endpoint.id.clone()),
-        }
-    }
-
-    /// Returns the address.
-    pub(crate) fn address(&self) -> SocketAddr {
-        match self {
-            Self::Application(application) => application.address,
-            Self::Upstream(upstream) => upstream.endpoint.address,
-        }
-    }
-
-    /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick.
-    pub(crate) fn start_timed(&self) -> Option<TimedAttempt> {
-        match self {
-            Self::Application(_) => None,
-            Self::Upstream(upstream) => Some(upstream.start_timed()),
-        }
-    }
-
-    /// Records an attempt for circuit breakers and outlier detection.
-    pub(crate) fn start_attempt(
-        &self,
-        cluster: &Rc<UpstreamCluster>,
-    ) -> Result<Option<OutcomeGuard>, Reason> {
-        match self {
-            Self::Application(_) => Ok(None),
-            Self::Upstream(upstream) => {
-                cluster.start_attempt(upstream, Some(|it| &it.requests)).map(Some)
-            }
-        }
-    }
-
-    /// Checks out a connection for one request. `found_http2`: the client uses HTTP/2 on a port without a
-    /// declared protocol.
-    pub(crate) async fn acquire(
-        &self,
-        worker: &Rc<Worker>,
-        timed_attempt: Option<&TimedAttempt>,
-        found_http2: bool,
-        wait: impl Into<ConnectWait>,
-    ) -> Result<Checkout, Reason> {
-        match self {
-            Self::Application(application) => application.acquire(worker).await,
-            // Boxed to keep the future small for other requests.
-            Self::Upstream(upstream) if found_http2 && upstream.is_plain() => {
-                let checked_out = Box::pin(upstream.checkout_http2(worker, wait.into())).await;
-                timed_attempt.into_iter().for_each(TimedAttempt::mark_connected);
-                checked_out
-            }
-            Self::Upstream(upstream) => upstream.acquire(worker, timed_attempt, wait).await,
-        }
-    }
-
-    /// Updates the backoff of the endpoint with the outcome of an attempt.
-    pub(crate) fn record_outcome(&self, worker: &Worker, outcome: Result<(), Reason>) {
-        let Self::Upstream(upstream) = self else { return };
-        match outcome {
-            Ok(()) => upstream.clear_failures(),
-            Err(reason) if connect::is_of_application(reason) => upstream.back_off(worker),
-            Err(_) => {}
-        }
-    }
-
-    /// Checks out an HTTP/1.1 connection, for a request that HTTP/2 cannot express.
-    pub(crate) async fn checkout_http1(
-        &self,
-        worker: &Rc<Worker>,
-        timed_attempt: Option<&TimedAttempt>,
-        wait: ConnectWait,
-    ) -> Result<Checkout, Reason> {
-        let checked_out = match self {
-            Self::Application(_) => return Err(Reason::Unsupported),
-            Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
-            Self::Upstream(upstream) => connect::foreign_http1(upstream, worker, wait).await,
-        };
-        if let Some(timed_attempt) = timed_attempt {
-            timed_attempt.mark_connected();
-        }
-        checked_out
-    }
-
-    /// Checks out an HTTP/1.1 connection reserved for one client, if the upstream supports it.
-    pub(crate) async fn checkout_alone(
-        &self,
-        worker: &Rc<Worker>,
-        timed_attempt: Option<&TimedAttempt>,
-        wait: ConnectWait,
-    ) -> Result<Checkout, Reason> {
-        let checked_out = match self {
-            Self::Application(application) => application.checkout_alone(worker).await,
-            Self::Upstream(upstream) => connect::acquire_exclusive(upstream, worker, wait).await,
-        };
-        if let Some(timed_attempt) = timed_attempt {
-            timed_attempt.mark_connected();
-        }
-        checked_out
-    }
-
-    /// Returns a reusable connection to its pool.
-    pub(crate) fn give_back(&self, connection: Box<Http1Upstream>) {
-        let now = Instant::now();
-        match self {
-            Self::Application(application) => application.pool.put_back(connection, now),
-            Self::Upstream(upstream) => upstream.foreign.put_back(connection, now),
-        }
-    }
-}

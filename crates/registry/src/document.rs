@@ -27,7 +27,7 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxErr
 /// Parses the documents of a text; empty documents are omitted.
 ///
 /// # Errors
-/// See [`documents`].
+/// See [`parse_documents`].
 pub(crate) fn documents_as_written(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
     let text = &*without_byte_order_marks(text);
     // The parser looks ahead to the end of a flow list or map, because it may be a key.

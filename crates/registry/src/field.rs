@@ -1,5 +1,7 @@
 //! A field of a document, and the diagnostics collected while the document is read.
 
+mod map_fields;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -35,7 +37,7 @@ pub(crate) struct DiagnosticCollector {
     warnings: RefCell<Vec<FieldDiagnostic>>,
 }
 
-/// One diagnostic.
+/// A problem of one field, with its position and a hint.
 pub(crate) struct FieldDiagnostic {
     pub(crate) position: TextPosition,
     pub(crate) field: String,
@@ -442,7 +444,7 @@ impl<'a> Field<'a> {
         self.fields_such_as(known, &[])
     }
 
-    /// As [`Self::fields`], with example maps to propose in place of a scalar.
+    /// As [`Self::read_fields`], with example maps to propose in place of a scalar.
     pub(crate) fn fields_such_as(
         &self,
         known: &[&'static str],
@@ -508,78 +510,6 @@ pub(crate) fn append_key(path: &str, key: &str) -> String {
         (true, _) => key,
         (false, true) => format!("{path}.{key}"),
         (false, false) => format!("{path}[{key:?}]"),
-    }
-}
-
-impl<'a> MapFields<'a> {
-    /// Returns the map itself.
-    pub(crate) fn map_field(&self) -> &Field<'a> {
-        &self.here
-    }
-
-    /// Rejects unknown keys.
-    pub(crate) fn refuse_unknown(&self, known: &[&str]) {
-        for (key, field) in &self.entries {
-            if !known.contains(key) {
-                match closest_word(key, known) {
-                    Some(word) => {
-                        let hint = format!("did you mean `{word}`?");
-                        field.reject_with_replacement(
-                            UNKNOWN_FIELD,
-                            hint,
-                            Replacement::Key(word.to_owned()),
-                        );
-                    }
-                    None => {
-                        field.reject(UNKNOWN_FIELD, format!("remove it, or use {}", one_of(known)));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns a field, or `None` if it is absent or null.
-    pub(crate) fn find(&self, key: &str) -> Option<&Field<'a>> {
-        let (_, field) = self.entries.iter().find(|(name, _)| *name == key)?;
-        (!matches!(field.node.value, NodeValue::Null)).then_some(field)
-    }
-
-    /// Returns a required field.
-    pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
-        let found = self.find(key);
-        if found.is_none() {
-            let missing = Field { path: self.here.child_path(key), ..self.here.clone() };
-            missing.reject("is missing", format!("add `{key}`"));
-        }
-        found
-    }
-
-    /// Reads each element of a list with `read`; empty if the list is absent.
-    pub(crate) fn read_each<T>(
-        &self,
-        key: &str,
-        most: usize,
-        read: impl Fn(&Field<'a>) -> Option<T>,
-    ) -> Vec<T> {
-        let field = self.find(key);
-        field.map(|f| f.read_each(most, read)).unwrap_or_default()
-    }
-
-    /// Rejects a known but unsupported field if it has a value.
-    pub(crate) fn reject_unsupported(&self, key: &str, reason: &str, hint: &str) {
-        let Some(field) = self.find(key) else { return };
-        let says_nothing = match field.value() {
-            NodeValue::List(list) => list.is_empty(),
-            NodeValue::Map(map) => map.is_empty(),
-            NodeValue::Text(text) => text.is_empty(),
-            NodeValue::Boolean(value) => !value,
-            NodeValue::Number(text) => text == "0",
-            NodeValue::Null => true,
-            NodeValue::MergeKey | NodeValue::Tagged(_) => false,
-        };
-        if !says_nothing {
-            field.reject(reason, hint);
-        }
     }
 }
 

@@ -23,6 +23,7 @@ mod literal_path;
 mod load_balancing;
 mod mesh_config;
 mod mirror;
+mod other_kinds;
 mod outlier_detection;
 mod persistence;
 mod rate_limit;
@@ -45,6 +46,7 @@ mod upstream_rate_limit;
 mod upstream_traffic_setting;
 mod workload;
 
+use self::other_kinds::refuse_other_kinds;
 use std::collections::BTreeMap;
 
 use leno_model::{IngressKind, Name, Object, ObjectKey, ServicePolicyKind};
@@ -543,27 +545,6 @@ fn read_head(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetadata>
         None => Name::new(NAMESPACE_DEFAULT).ok(),
     };
     Some(ObjectMetadata { namespace: namespace?, name: name?, labels })
-}
-
-/// Rejects references to anything but a service in the same namespace, by `group` and `kind` of the Gateway
-/// API.
-fn refuse_other_kinds(fields: &MapFields<'_>, group_required: bool) {
-    if let Some(group) = fields.find("group")
-        && let Some(text) = group.read_text()
-        && !matches!(text, "" | "core")
-    {
-        group.reject(format!("{} is not the group of Service", group.quoted_value()), "use \"\"");
-    }
-    match fields.find("kind") {
-        Some(kind) => {
-            kind.read_choice(&[("Service", ())]);
-        }
-        None if group_required => fields.map_field().reject(
-            "has no `kind`, which defaults to Gateway; routes are attached to services here",
-            "add `group: \"\"` and `kind: Service`",
-        ),
-        None => {}
-    }
 }
 
 fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode> {

@@ -272,9 +272,9 @@ impl<'a> ObjectIndex<'a> {
         self.lint_parents(&route.parents, lint);
         for (index, rule) in route.rules.iter().enumerate() {
             self.lint_backends(index, &rule.backends, lint);
-            let own = (route.kind, &route.name.namespace, &route.parents[..]);
-            self.lint_grants(own.0, own.1, own.2, index, &rule.backends, lint);
-            self.lint_mirrors(own.0, own.1, own.2, rule, lint);
+            let (kind, own, parents) = (route.kind, &route.name.namespace, &route.parents[..]);
+            self.lint_grants(kind, own, parents, index, &rule.backends, lint);
+            self.lint_mirrors(kind, own, parents, rule, lint);
         }
     }
 
@@ -403,11 +403,15 @@ impl<'a> ObjectIndex<'a> {
     fn lint_reference(&self, reference: &ServiceReference<'_>, lint: &mut WarningCollector<'_>) {
         let ServiceReference { service: name, field, .. } = reference;
         let Some(service) = self.services.get(name) else {
-            let wanted = (&name.namespace, &name.name);
             lint.add_warning(
                 format!("{field}.{}", reference.name_field),
                 format!("there is no Service {name}"),
-                suggest_name(wanted.0, wanted.1, known!(self.services.keys()), "add the Service"),
+                suggest_name(
+                    &name.namespace,
+                    &name.name,
+                    known!(self.services.keys()),
+                    "add the Service",
+                ),
             );
             return;
         };
@@ -432,13 +436,12 @@ impl<'a> ObjectIndex<'a> {
                     self.lint_group(group, matches, &field, lint);
                 }
                 TargetRule::Tcp { route } if !self.tcp_routes.contains(route) => {
-                    let wanted = (&route.namespace, &route.name);
                     lint.add_warning(
                         format!("{field}.name"),
                         format!("there is no TCPRoute {route}, so the rule allows no request"),
                         suggest_name(
-                            wanted.0,
-                            wanted.1,
+                            &route.namespace,
+                            &route.name,
                             known!(self.tcp_routes.iter()),
                             "add the TCPRoute",
                         ),
@@ -452,13 +455,12 @@ impl<'a> ObjectIndex<'a> {
         let destination = ("spec.destination".to_owned(), &target.destination);
         for (field, account) in accounts.chain([destination]) {
             if !self.accounts.contains(account) {
-                let wanted = (&account.namespace, &account.name);
                 lint.add_warning(
                     field,
                     format!("no workload runs under the account {account}"),
                     suggest_name(
-                        wanted.0,
-                        wanted.1,
+                        &account.namespace,
+                        &account.name,
                         known!(self.accounts.iter()),
                         "add a Workload with it",
                     ),
@@ -475,13 +477,12 @@ impl<'a> ObjectIndex<'a> {
         lint: &mut WarningCollector<'_>,
     ) {
         let Some(group) = self.groups.get(name) else {
-            let wanted = (&name.namespace, &name.name);
             lint.add_warning(
                 format!("{field}.name"),
                 format!("there is no HTTPRouteGroup {name}, so the rule allows no request"),
                 suggest_name(
-                    wanted.0,
-                    wanted.1,
+                    &name.namespace,
+                    &name.name,
                     known!(self.groups.keys()),
                     "add the HTTPRouteGroup",
                 ),

@@ -25,10 +25,10 @@ impl Telemetry {
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
-    /// `workload`: the namespace and name of the sidecar's workload.
-    pub fn expose_as(&self, names: AliasNames, workload: (&str, &str), out: &mut String) {
+    /// `namespace` and `name` are those of the sidecar's workload.
+    pub fn expose_as(&self, names: AliasNames, namespace: &str, name: &str, out: &mut String) {
         self.expose(ExpositionFormat::Prometheus, out);
-        alias::write(self, names, workload, out);
+        alias::write(self, names, namespace, name, out);
     }
 }
 

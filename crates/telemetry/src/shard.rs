@@ -60,7 +60,7 @@ impl MetricsShard {
     }
 
     /// Counts an opened or rejected TCP connection, which is recorded at its end; the series as in
-    /// [`record`](Self::record).
+    /// [`record_request`](Self::record_request).
     pub fn count_opened(&self, series: SeriesId) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
@@ -70,7 +70,7 @@ impl MetricsShard {
     }
 
     /// Counts the beginning of a stream; its request is recorded at its end. The series as in
-    /// [`record`](Self::record).
+    /// [`record_request`](Self::record_request).
     pub fn count_stream_opened(&self, series: SeriesId) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
@@ -88,7 +88,8 @@ impl MetricsShard {
         }
     }
 
-    /// Counts a request that was allowed although policies deny it; the series as in [`record`](Self::record).
+    /// Counts a request that was allowed although policies deny it; the series as in
+    /// [`record_request`](Self::record_request).
     pub fn count_audited(&self, series: SeriesId, reason: &'static str) {
         let mine = self.series.borrow();
         let cells = mine.cells.get(series.index as usize);
@@ -97,7 +98,8 @@ impl MetricsShard {
         }
     }
 
-    /// Stores a traced request as an exemplar of its duration; the series as in [`record`](Self::record).
+    /// Stores a traced request as an exemplar of its duration; the series as in
+    /// [`record_request`](Self::record_request).
     pub fn store_exemplar(
         &self,
         series: SeriesId,

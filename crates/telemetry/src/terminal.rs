@@ -30,7 +30,7 @@ pub fn escape_char(character: char) -> impl Iterator<Item = char> {
     escaped.into_iter().flatten().chain(plain)
 }
 
-/// A writer that forwards texts escaped by [`visible`].
+/// A writer that forwards texts escaped by [`escape_controls`].
 #[derive(Debug)]
 pub struct EscapingWriter<W>(pub W);
 

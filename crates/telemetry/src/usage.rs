@@ -46,10 +46,10 @@ pub struct StatUsage {
     pub own_kib: u64,
 }
 
-/// Reads the resource usage of a process, at less cost than [`usage`].
+/// Reads the resource usage of a process, at less cost than [`read_usage`].
 ///
 /// # Errors
-/// As [`usage`].
+/// As [`read_usage`].
 pub fn read_spent(pid: u32) -> io::Result<StatUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;

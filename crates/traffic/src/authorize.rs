@@ -110,7 +110,7 @@ impl InboundAccess {
     /// Authorizes a connection with a known origin; ingress rules may allow clients that no other rule allows.
     ///
     /// # Errors
-    /// As for [`Self::connection`].
+    /// As for [`Self::authorize_connection`].
     pub fn visit(
         &self,
         peer: Option<&SpiffeId>,
@@ -126,11 +126,11 @@ impl InboundAccess {
         })))
     }
 
-    /// Returns the protocol that plaintext clients at this address may use at a port with an ingress rule, if
-    /// the application's protocol is `spoken`.
+    /// Returns the protocol that plaintext clients at this address may use at a port with an ingress rule;
+    /// `at` is the port and the protocol of the application.
     #[must_use]
-    pub fn in_clear(&self, at: (u16, Protocol), address: IpAddr) -> Option<Protocol> {
-        self.ingress_rules.in_clear(at.0, at.1, address)
+    pub fn in_clear(&self, port: u16, spoken: Protocol, address: IpAddr) -> Option<Protocol> {
+        self.ingress_rules.in_clear(port, spoken, address)
     }
 
     /// True if clients at this address need no certificate at a port.
@@ -150,7 +150,8 @@ impl InboundAccess {
     ///
     /// # Errors
     /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
-    /// other peers, if any. With `defaultPolicy: dry-run` these become permits with a [would-be denial](RequestPermit::would_deny).
+    /// other peers, if any. With `defaultPolicy: dry-run` these become permits with a
+    /// [would-be denial](RequestPermit::would_deny).
     pub fn authorize_request(
         &self,
         permit: &ConnectionPermit,
@@ -172,7 +173,8 @@ impl InboundAccess {
     /// Authorizes opaque bytes that begin with an HTTP request, whatever protocol the port declares.
     ///
     /// # Errors
-    /// `denied-by-policy` if a rule denies some requests of the peer; also the errors of [`Self::connection`].
+    /// `denied-by-policy` if a rule denies some requests of the peer; also the errors of
+    /// [`Self::authorize_connection`].
     pub fn hidden_request(&self, permit: &ConnectionPermit) -> Result<(), Denial> {
         let rights = self.current_rights(permit)?;
         let rules = self.policies.as_ref().zip(rights.policies.as_ref());
@@ -281,7 +283,7 @@ impl InboundAccess {
     }
 
     /// True if the permit comes from this compilation. Other permits work, but each decision costs a rule
-    /// lookup: replace them by calling [`Self::connection`] again.
+    /// lookup: replace them by calling [`Self::authorize_connection`] again.
     #[must_use]
     pub fn is_current(&self, permit: &ConnectionPermit) -> bool {
         Arc::ptr_eq(&self.seal, &permit.0.seal)

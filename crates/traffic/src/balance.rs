@@ -62,7 +62,7 @@ pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Opti
     let (first, second) = draw_pair(count, draw);
     match (candidates.is_usable(first), candidates.is_usable(second)) {
         (true, true) => Some(less_loaded(candidates, first, second)),
-        _ => pick_usable(candidates, draw, (first, second)),
+        _ => pick_usable(candidates, draw, first, second),
     }
 }
 
@@ -70,11 +70,12 @@ pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, draw: u64) -> Opti
 fn pick_usable<C: Candidates + ?Sized>(
     candidates: &C,
     draw: u64,
-    choice: (usize, usize),
+    first: usize,
+    second: usize,
 ) -> Option<usize> {
     let usable = || (0..candidates.len()).filter(|index| candidates.is_usable(*index));
     match usable().count() {
-        0 => pick_eligible(candidates, draw, choice),
+        0 => pick_eligible(candidates, draw, first, second),
         1 => usable().next(),
         count => {
             // A new number: the old one is known to select an unusable candidate.
@@ -88,11 +89,12 @@ fn pick_usable<C: Candidates + ?Sized>(
 fn pick_eligible<C: Candidates + ?Sized>(
     candidates: &C,
     draw: u64,
-    choice: (usize, usize),
+    first: usize,
+    second: usize,
 ) -> Option<usize> {
     let eligible = || (0..candidates.len()).filter(|index| candidates.is_eligible(*index));
     match eligible().count() {
-        all if all == candidates.len() => Some(less_loaded(candidates, choice.0, choice.1)),
+        all if all == candidates.len() => Some(less_loaded(candidates, first, second)),
         0 | 1 => eligible().next(),
         count => {
             let (first, second) = draw_pair(count, remix_draw(draw));

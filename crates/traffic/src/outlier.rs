@@ -109,7 +109,7 @@ impl OutlierDetector {
         }
     }
 
-    /// Returns the state of an endpoint, as of the last [`Self::advance`].
+    /// Returns the state of an endpoint, as of the last [`Self::advance_time`].
     #[must_use]
     pub fn endpoint_state(&self, slot: usize) -> EjectionState {
         match self {
@@ -145,7 +145,7 @@ impl OutlierDetector {
         }
     }
 
-    /// Records the result of a request started by [`Self::begin`].
+    /// Records the result of a request started by [`Self::start_request`].
     pub fn record_outcome(
         &mut self,
         slot: usize,

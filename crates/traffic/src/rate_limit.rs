@@ -243,7 +243,7 @@ impl CompiledLimits {
         Err(exceeded)
     }
 
-    /// Returns the tokens of a request that was [admitted](Self::admit) but not forwarded.
+    /// Returns the tokens of a request that was [admitted](Self::admit_request) but not forwarded.
     pub fn give_back(&self, port: u16, request: &RequestView<'_>, caller: Option<&ServiceAccount>) {
         self.visit(port, request, caller, |_, rule| {
             rule.give_back(rule.bucket_key(request, caller));

@@ -104,7 +104,7 @@ pub enum LinkEvent {
         /// The peer sends nothing more on this stream.
         end: bool,
     },
-    /// Bytes of a body or a TCP connection. Acknowledge them with [`Link::consumed`].
+    /// Bytes of a body or a TCP connection. Acknowledge them with [`Link::record_consumed`].
     Data {
         /// The stream.
         stream: StreamId,
@@ -184,7 +184,7 @@ impl Link {
         &mut self.output
     }
 
-    /// Requests an [`LinkEvent::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
+    /// Requests a [`LinkEvent::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
     /// While an earlier ping is unanswered a new one is delayed, and one event answers both: the answer to the
     /// earlier ping proves nothing about later frames.
     pub fn ping(&mut self) {

@@ -19,9 +19,9 @@ pub enum DetectedProtocol {
     Opaque,
 }
 
-/// Detects the protocol of a client from its first bytes. Server-first protocols stay at [`DetectedProtocol::Incomplete`]:
-/// bound the wait. Empty lines before a request line are skipped, as servers do (RFC 9112 §2.2); some also skip
-/// a bare CR or LF.
+/// Detects the protocol of a client from its first bytes. Server-first protocols stay at
+/// [`DetectedProtocol::Incomplete`]: bound the wait. Empty lines before a request line are skipped, as servers do
+/// (RFC 9112 §2.2); some also skip a bare CR or LF.
 #[must_use]
 pub fn sniff_protocol(first_bytes: &[u8]) -> DetectedProtocol {
     let first_bytes = first_bytes.get(..SNIFF_BYTES_MAX).unwrap_or(first_bytes);

@@ -47,12 +47,11 @@ impl CertificateController {
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(hold_lease(client.clone(), writer, leads, watch::channel(false).1));
-        let said = (source.subscribe_statements(), leading.clone());
         tasks.spawn(keep_statuses(
             client.clone(),
             "leno-control-a".to_owned(),
-            said.0,
-            said.1,
+            source.subscribe_statements(),
+            leading.clone(),
             watch::Sender::default(),
         ));
         tasks.spawn(keep_external_principals(

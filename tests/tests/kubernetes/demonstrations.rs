@@ -82,12 +82,12 @@ fn the_bookstore_sells_to_whom_its_policies_allow() {
     shop.wait_for_result("bookthief", "403", &[]);
 
     // The split moves from one version to the other.
-    for (weights, sellers) in [
+    for ((one, two), sellers) in [
         ((100, 0), &["bookstore-v1"][..]),
         ((50, 50), &["bookstore-v1", "bookstore-v2"]),
         ((0, 100), &["bookstore-v2"]),
     ] {
-        shop.split_traffic(weights.0, weights.1);
+        shop.split_traffic(one, two);
         shop.wait_for_result("bookbuyer", "200", sellers);
     }
 }

@@ -208,7 +208,7 @@ impl PodNetwork {
         self.mesh_with(host, workload, &[]);
     }
 
-    /// As [`Self::mesh`], with options for both commands.
+    /// As [`Self::start_sidecar`], with options for both commands.
     fn mesh_with(&mut self, host: u32, workload: &str, options: &[&str]) {
         let output = self.namespace_of(host).run_intercept(options);
         assert!(output.status.success(), "{output:?}");

@@ -254,7 +254,7 @@ fn udp_passes_from_namespace_to_namespace_unharmed() {
 }
 
 #[test]
-fn a_subnet_that_is_routed_elsewhere_is_rejected() {
+fn a_subnet_with_another_route_is_rejected() {
     if !is_root() {
         return eprintln!("not shown: network namespaces need root");
     }

@@ -306,7 +306,8 @@ fn h_no_kind_has_a_field_for_a_secret() {
     for word in ["password", "passwd", "secret", "kubeconfig", "privatekey", "credential", "token"]
     {
         // A switch: it forwards the token of a request to the application.
-        let found = fields.iter().find(|name| name.contains(word) && *name != "forwardtoken");
+        let found =
+            fields.iter().find(|name| name.contains(word) && *name != "forwardoriginaltoken");
         assert_eq!(found, None, "{word}");
     }
 }

@@ -167,18 +167,20 @@ fn open_ends_carry_an_issue_number() {
 /// The keywords of items with a name.
 const KINDS: &[&str] = &["fn", "struct", "enum", "trait", "mod", "const", "impl"];
 
-/// True if the source has the item: `has_item("fn apply_all() {}", "fn", "apply")` is false.
-fn has_item(text: &str, kind: &str, name: &str) -> bool {
-    let item = format!("{kind} {name}");
-    text.match_indices(&item).any(|(at, _)| {
-        let next = text[at + item.len()..].chars().next();
-        next.is_none_or(|next| !next.is_alphanumeric() && next != '_')
-    })
+/// Returns the names of the items that a source defines.
+fn item_names(text: &str) -> BTreeSet<&str> {
+    let words: Vec<&str> = text
+        .split(|it: char| !it.is_alphanumeric() && it != '_')
+        .filter(|it| !it.is_empty())
+        .collect();
+    words.windows(2).filter(|pair| KINDS.contains(&pair[0])).map(|pair| pair[1]).collect()
 }
 
 #[test]
 fn the_life_documents_name_only_what_exists() {
     let sources = sources();
+    let sources: Vec<(&PathBuf, BTreeSet<&str>)> =
+        sources.iter().map(|(path, text)| (path, item_names(text))).collect();
     let mut unknown = Vec::new();
     for document in ["docs/life-of-a-request.md", "docs/life-of-a-change.md"] {
         let text = fs::read_to_string(root().join(document)).expect(document);
@@ -188,11 +190,10 @@ fn the_life_documents_name_only_what_exists() {
             };
             let last = last.trim_end_matches("()");
             let parent = path.rsplit("::").next().unwrap_or_default();
-            let defines = |(path, text): &(PathBuf, String)| {
+            let defines = |(path, items): &(&PathBuf, BTreeSet<&str>)| {
                 let in_module = path.iter().any(|it| it.to_str() == Some(parent))
                     || path.file_stem().is_some_and(|it| it == parent);
-                (in_module || KINDS.iter().any(|kind| has_item(text, kind, parent)))
-                    && KINDS.iter().any(|kind| has_item(text, kind, last))
+                (in_module || items.contains(parent)) && items.contains(last)
             };
             if !sources.iter().any(defines) {
                 unknown.push(format!("{document}: {symbol}"));

@@ -143,7 +143,7 @@ fn create_seat(
     (seat(), receiver)
 }
 
-/// One sidecar.
+/// A simulated sidecar, which follows the control plane without serving traffic.
 struct CrowdSidecar {
     member: CrowdMember,
     /// Its index in the crowd.

@@ -194,8 +194,8 @@ pub(super) async fn start(
     }
     tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
 
-    let here = (own, config.listen.port());
-    config.found_peers = Some(discover_peers(client.clone(), namespace, here, &mut tasks));
+    let port = config.listen.port();
+    config.found_peers = Some(discover_peers(client.clone(), namespace, own, port, &mut tasks));
     config.reviewer = Some(Arc::new(ClusterTokenReviewer(TokenReviewer::new(client.clone()))));
 
     let (again, fed) = mpsc::channel(UPDATES_MAX);
@@ -227,12 +227,13 @@ pub(super) async fn start(
 fn discover_peers(
     client: Client,
     namespace: NamespaceName,
-    own: (IpAddr, u16),
+    own: IpAddr,
+    port: u16,
     tasks: &mut JoinSet<&'static str>,
 ) -> watch::Receiver<BTreeSet<SocketAddr>> {
     let (found, peers) = watch::channel(BTreeSet::new());
     tasks.spawn(with_task_name("the discovery of other control planes", async move {
-        peers::follow_peers(client, &namespace, own.0, own.1, found).await;
+        peers::follow_peers(client, &namespace, own, port, found).await;
     }));
     peers
 }

@@ -68,8 +68,9 @@ pub(super) fn with_port(
         refused = Some(Reason::FaultInjected);
         status = abort.response.status;
     }
-    let mut treated =
-        way.map(|way| reported_traffic_policy(way.0, way.1, caller, request)).unwrap_or_default();
+    let mut treated = way
+        .map(|(port, policies)| reported_traffic_policy(port, policies, caller, request))
+        .unwrap_or_default();
     treated.extend(fault.map(|(faults, rule)| describe_fault(faults.policy(), rule)));
     DecidedBackend {
         service: backend.service.clone(),

@@ -1,7 +1,7 @@
 //! The matches that did not decide a request, with the reasons.
 
 use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
-use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, precedence};
+use leno_traffic::{Mismatch, Precedence, RequestMatcher, RequestView, goes_before, precedence};
 
 /// A match that did not decide.
 #[derive(Debug)]
@@ -81,4 +81,19 @@ pub(super) fn find_conflicts(
 pub(super) fn index_in_route(rules: &[RouteRule], number: usize) -> usize {
     let route = rules.get(number).map(|rule| &rule.route);
     rules.iter().take(number).filter(|rule| Some(&rule.route) == route).count()
+}
+
+/// Returns the index of the match with the highest precedence among those that the request fulfills.
+pub(super) fn first_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
+    let fits = |request: &RequestMatch| {
+        RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(view))
+    };
+    let mut fitting = matches.iter().enumerate().filter(|(_, it)| fits(it));
+    let first = fitting.next().map_or(0, |(index, _)| index);
+    fitting.fold(first, |best, (index, request)| {
+        match matches.get(best).is_some_and(|best| goes_before(request, best)) {
+            true => index,
+            false => best,
+        }
+    })
 }

@@ -6,18 +6,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, bail};
 use leno_control::snapshot_for;
 use leno_model::{
-    ClientAuthorization, Endpoint, EndpointId, Object, Protocol, Reason, RequestMatch, RouteKind,
-    RouteRule, ServiceName, ServiceRetry, SpiffeId, WeightedBackend, Workload, WorkloadConfig,
+    ClientAuthorization, Endpoint, EndpointId, Object, Protocol, Reason, RouteKind, RouteRule,
+    ServiceName, ServiceRetry, SpiffeId, WeightedBackend, Workload, WorkloadConfig,
 };
 use leno_traffic::cors::preflight_for;
 use leno_traffic::{
     AttemptLimit, CompiledActions, CompiledPort, CompiledSnapshot, PolicyDecision, PortRoutes,
-    Redirection, RequestMatcher, RequestView, RouteChoice, SessionAffinity, goes_before,
-    service_of,
+    Redirection, RequestView, RouteChoice, SessionAffinity, service_of,
 };
 
 use super::backend::{decided_backend, with_port};
-use super::conflicts::{UnusedMatch, find_conflicts, index_in_route};
+use super::conflicts::{UnusedMatch, find_conflicts, first_match, index_in_route};
 use super::inbound::{
     check_access, ingress_rules, is_by_token, lane_marks, rate_limits, token_checks,
 };
@@ -255,17 +254,17 @@ impl RequestDecision {
             for decided in &mut backend.endpoints {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
-                let way = (decided.endpoint.address.port(), is_opaque(port.protocol));
-                decided.access = check_access(&snapshot, &peer, question, way.0, way.1)?;
-                decided.ingress_rules = ingress_rules(&snapshot, way.0);
+                let (number, opaque) = (decided.endpoint.address.port(), is_opaque(port.protocol));
+                decided.access = check_access(&snapshot, &peer, question, number, opaque)?;
+                decided.ingress_rules = ingress_rules(&snapshot, number);
                 match decided.access.rejection_reason() {
                     None => {
-                        decided.is_by_token = is_by_token(&snapshot, question, way.0, way.1)?;
-                        decided.limits = rate_limits(&snapshot, &peer, question, way.0, way.1)?;
-                        decided.marks = lane_marks(&snapshot, question, way.0, way.1)?;
+                        decided.is_by_token = is_by_token(&snapshot, question, number, opaque)?;
+                        decided.limits = rate_limits(&snapshot, &peer, question, number, opaque)?;
+                        decided.marks = lane_marks(&snapshot, question, number, opaque)?;
                     }
                     Some(Reason::TokenMissing) => {
-                        decided.limits = token_checks(&snapshot, question, way.0)?;
+                        decided.limits = token_checks(&snapshot, question, number)?;
                     }
                     Some(_) => {}
                 }
@@ -320,7 +319,7 @@ impl RequestDecision {
         let rules = rules.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
             self.conflicts = find_conflicts(rules, None, &view);
-            return Ok(vec![self.service_backend(question, port, (caller, Some(&view)))?]);
+            return Ok(vec![self.service_backend(question, port, caller, Some(&view))?]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
@@ -372,11 +371,7 @@ impl RequestDecision {
         question: &ExplainedRequest,
     ) -> Result<Vec<DecidedBackend>, Reason> {
         let Some(rule) = &port.tcp_rule else {
-            return Ok(vec![self.service_backend(
-                question,
-                port,
-                (&plans.snapshot.config, None),
-            )?]);
+            return Ok(vec![self.service_backend(question, port, &plans.snapshot.config, None)?]);
         };
         self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, fits: 0 });
         self.rule_backends(objects, plans, port, question.target.port, None)
@@ -421,12 +416,13 @@ impl RequestDecision {
         &self,
         question: &ExplainedRequest,
         port: &CompiledPort,
-        asked: (&WorkloadConfig, Option<&RequestView<'_>>),
+        caller: &WorkloadConfig,
+        request: Option<&RequestView<'_>>,
     ) -> Result<DecidedBackend, Reason> {
         // A port was found, so the service is set. No panic: the control plane runs this code too.
         let service = self.service.clone().ok_or(Reason::UnknownService)?;
         let backend = WeightedBackend::new(service, question.target.port, 1);
-        Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), asked.0, asked.1))
+        Ok(with_port(&backend, 1.0, Some((port, port.own_policies())), caller, request))
     }
 
     /// True if the client's sidecar answers without an error.
@@ -585,20 +581,5 @@ fn retry_policy(routes: &PortRoutes, choice: RouteChoice<'_>) -> Option<ServiceR
         policy: policy.clone(),
         rule: actions.retry.clone()?,
         response_timeout: limit.map(AttemptLimit::time_limit),
-    })
-}
-
-/// Returns the index of the match with the highest precedence among those that the request fulfills.
-fn first_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
-    let fits = |request: &RequestMatch| {
-        RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(view))
-    };
-    let mut fitting = matches.iter().enumerate().filter(|(_, it)| fits(it));
-    let first = fitting.next().map_or(0, |(index, _)| index);
-    fitting.fold(first, |best, (index, request)| {
-        match matches.get(best).is_some_and(|best| goes_before(request, best)) {
-            true => index,
-            false => best,
-        }
     })
 }

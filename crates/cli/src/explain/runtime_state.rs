@@ -102,17 +102,17 @@ impl RuntimeState {
         for backend in backends {
             let service = backend["service"].as_str().unwrap_or_default().to_owned();
             let port = backend["port"].as_u64().and_then(|port| u16::try_from(port).ok());
-            let place = (service.as_str(), port.unwrap_or_default());
+            let port = port.unwrap_or_default();
             for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
                 let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
-                let behind = format!("{workload} of {service} port {}", place.1);
-                let is_ready = self.is_ready(place.0, place.1, &workload);
+                let behind = format!("{workload} of {service} port {port}");
+                let is_ready = self.is_ready(&service, port, &workload);
                 ready += usize::from(is_ready);
                 endpoint["ready"] = is_ready.into();
                 if !is_ready {
                     lines.push(("excluded", format!("{behind}: its sidecar is not ready")));
                 }
-                let ejected = self.find_ejected(place.0, place.1, &workload);
+                let ejected = self.find_ejected(&service, port, &workload);
                 if let Some(ejected) = ejected {
                     lines.push(("ejected", format!("{behind}: {}", reported_removed(ejected))));
                 }

@@ -165,7 +165,8 @@ impl BackendContext<'_> {
     /// Returns why a policy does not apply; `None` if it is attached to neither service.
     fn unapplied_reason(&self, policy: &ServicePolicy) -> Option<String> {
         let behind = (&self.backend.service, self.backend.port);
-        let is_at = |place: (&ServiceName, u16)| policy.closeness(place.0, place.1).is_some();
+        let is_at =
+            |(service, port): (&ServiceName, u16)| policy.closeness(service, port).is_some();
         let place = [self.called, behind].into_iter().find(|place| is_at(*place))?;
         let all = || self.policies.iter().copied();
         let (service, port) = place;
@@ -204,7 +205,8 @@ impl BackendContext<'_> {
         if other == place {
             return None;
         }
-        let theirs = TrafficPolicy::for_port(self.policies.iter().copied(), other.0, other.1);
+        let (service, port) = other;
+        let theirs = TrafficPolicy::for_port(self.policies.iter().copied(), service, port);
         let outlier_detection = theirs.outlier_detection.map(|it| it.policy);
         let balancing = theirs.balancing.map(|it| it.policy);
         let faults = theirs.faults.map(|it| it.policy);
@@ -220,8 +222,8 @@ impl BackendContext<'_> {
             () => None,
         }?;
         Some(match place == self.called {
-            true => format!("the backend {} has its own: {by}", other.0),
-            false => format!("the called service {} has its own: {by}", other.0),
+            true => format!("the backend {service} has its own: {by}"),
+            false => format!("the called service {service} has its own: {by}"),
         })
     }
 

@@ -12,7 +12,7 @@ use super::published::PublishedItem;
 use super::{mesh_config, published};
 use crate::output;
 
-/// One document.
+/// One document of the input, with its place in the output.
 pub(super) struct SourceDocument {
     /// Its location, for people.
     pub(super) place: String,

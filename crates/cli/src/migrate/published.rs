@@ -11,7 +11,7 @@ use super::document::DocumentContent;
 use super::rewrite::RewriteResult;
 use super::yaml;
 
-/// An item.
+/// An item of a configuration center: a key with a text of rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PublishedItem {
     /// Its key, such as `servicecomb.rateLimiting.checkout`.

@@ -17,7 +17,8 @@ pub(super) fn convert_policy(
 ) -> Option<Result<Vec<Value>, String>> {
     match &policy.rule {
         ServiceRule::UpstreamTrafficSetting(both) => {
-            Some(convert_limits(objects, policy, &both.0, &both.1))
+            let (breaker, limits) = &**both;
+            Some(convert_limits(objects, policy, breaker, limits))
         }
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>

@@ -60,14 +60,14 @@ impl ChildProcess {
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
         started_pids().insert(pid.as_raw_nonzero().get());
         let (mut output, shown) = (JoinSet::new(), ConsoleProgress::default());
-        let follow = |to| (console.clone(), line_source.clone(), (to, shown.clone()));
+        let follow = |to| (console.clone(), line_source.clone(), to, shown.clone());
         if let Some(source) = process.stdout.take() {
-            let (console, line_source, to) = follow(console.standard_output());
-            output.spawn_local(console.forward_output(line_source, to.0, to.1, source));
+            let (console, line_source, to, progress) = follow(console.standard_output());
+            output.spawn_local(console.forward_output(line_source, to, progress, source));
         }
         if let Some(source) = process.stderr.take() {
-            let (console, line_source, to) = follow(OutputStream::Error);
-            output.spawn_local(console.forward_output(line_source, to.0, to.1, source));
+            let (console, line_source, to, progress) = follow(OutputStream::Error);
+            output.spawn_local(console.forward_output(line_source, to, progress, source));
         }
         Ok(Self { process, pid, scope, exited: false, output, shown })
     }

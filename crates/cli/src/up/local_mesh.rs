@@ -160,7 +160,7 @@ impl LocalMesh {
         }
     }
 
-    /// Processes one change of the registry, the status or the fleet.
+    /// Processes one change of the registry, the status or the local workloads.
     async fn process_change(&mut self) {
         tokio::select! {
             Ok(()) = self.workloads.changed() => {

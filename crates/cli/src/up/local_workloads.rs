@@ -1,4 +1,4 @@
-//! The fleet: one sidecar, and optionally one application, for each workload of this machine.
+//! The workloads of this machine: one sidecar, and optionally one application, for each of them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -342,12 +342,12 @@ impl MemberChannels {
         };
         let mut stages = self.stages.clone();
         let leaving = async {
-            // An error means that the fleet is gone: then the member leaves as well.
+            // An error means that the list of workloads is gone: then the member leaves as well.
             drop(stages.wait_for(|stage| *stage >= MemberStage::Leaving).await);
             stop_sidecar.send_replace(true);
         };
         let sidecar = async {
-            sidecar::supervise((launcher, placement), &first, &self.report, to_sidecar).await;
+            sidecar::supervise(launcher, placement, &first, &self.report, to_sidecar).await;
             self.ended.send_replace(true);
             stop_application.send_replace(true);
         };
@@ -384,7 +384,7 @@ async fn report_application(
     }
 }
 
-/// Notifies the fleet when the state of a member's processes changes. Never returns.
+/// Notifies the owner of the local workloads when the state of a member's processes changes. Never returns.
 async fn notify_changes(
     mut reports: watch::Receiver<Option<SidecarReport>>,
     mut application: watch::Receiver<ApplicationProgress>,

@@ -55,7 +55,7 @@ impl ObservedPort {
 /// The port states of an application, by port number.
 pub(super) type Ports = BTreeMap<u16, ObservedPort>;
 
-/// The observed application.
+/// An application, and the listening sockets from before its start.
 #[derive(Debug, Clone)]
 pub(super) struct ObservedApplication {
     pub(super) pid: i32,
@@ -343,8 +343,9 @@ mod tests {
     #[test]
     fn a_port_that_another_process_shares_is_taken() {
         let shared = |port: u16| {
-            let kind = (AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC);
-            let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None).unwrap();
+            let (domain, kind, flags) =
+                (AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC);
+            let socket = rustix::net::socket_with(domain, kind, flags, None).unwrap();
             rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
             rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
             rustix::net::listen(&socket, 1).unwrap();

@@ -27,7 +27,8 @@ use crate::proxy::{SidecarReport, SupervisorOrder};
 /// Keeps the sidecar of a workload running until `stop`. `reports` holds its last report while it runs, `None`
 /// otherwise.
 pub(super) async fn supervise(
-    through: (&Launcher, &Placement),
+    launcher: &Launcher,
+    placement: &Placement,
     workload: &Workload,
     reports: &watch::Sender<Option<SidecarReport>>,
     mut on: SidecarTaskInputs,
@@ -36,7 +37,7 @@ pub(super) async fn supervise(
     let mut restarts = Restarts::default();
     while !*on.stop.borrow() {
         let began = Instant::now();
-        let ended = run(through.0, through.1, workload, reports, &mut on).await;
+        let ended = run(launcher, placement, workload, reports, &mut on).await;
         reports.send_replace(None);
         let reason = match ended {
             Ok(SidecarExit::Stopped(StopOutcome::Orderly)) => return,

@@ -87,8 +87,8 @@ pub(crate) fn compile_service(
 ) -> ServiceConfig {
     let permitted = CallableWorkloads::for_viewer(mesh, client_class);
     let ports = service.ports.iter().map(|port| {
-        let place = (&service.name, port.port);
-        let (routed, rules) = port_rules(mesh, place.0, place.1, client_class.consumer_namespace());
+        let (name, number) = (&service.name, port.port);
+        let (routed, rules) = port_rules(mesh, name, number, client_class.consumer_namespace());
         let tags = mesh.tags().rules_for(&service.name, port.port);
         let view = PortConfig {
             name: port.name.clone(),
@@ -97,14 +97,16 @@ pub(crate) fn compile_service(
             rules,
             endpoints: port_endpoints(
                 mesh,
-                (service, port),
+                service,
+                port,
                 tags.as_deref(),
-                (client_class, &permitted),
+                client_class,
+                &permitted,
             ),
-            tls_rules: tls_rules(mesh, place.0, place.1, client_class.consumer_namespace()),
+            tls_rules: tls_rules(mesh, name, number, client_class.consumer_namespace()),
             traffic_policy: mesh.traffic_policy(&service.name, port.port),
             tags,
-            tcp_rule: split::tcp_rule(mesh, place.0, place.1, client_class.consumer_namespace()),
+            tcp_rule: split::tcp_rule(mesh, name, number, client_class.consumer_namespace()),
         };
         (port.port, view)
     });
@@ -428,21 +430,23 @@ pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
 /// kube-proxy.
 fn port_endpoints(
     mesh: &Mesh,
-    place: (&Service, &ServicePort),
+    service: &Service,
+    port: &ServicePort,
     tags: Option<&TagRules>,
-    client: (&ClientClass, &CallableWorkloads<'_>),
+    client_class: &ClientClass,
+    permitted: &CallableWorkloads<'_>,
 ) -> Vec<Arc<Endpoint>> {
     let named: BTreeSet<&str> = tags.into_iter().flat_map(TagRules::instance_tags).collect();
     let mut endpoints =
-        endpoints_of(mesh, place.0, place.1, &named, client.0, client.1, LifecycleStage::Ready);
+        endpoints_of(mesh, service, port, &named, client_class, permitted, LifecycleStage::Ready);
     if endpoints.is_empty() {
         endpoints = endpoints_of(
             mesh,
-            place.0,
-            place.1,
+            service,
+            port,
             &named,
-            client.0,
-            client.1,
+            client_class,
+            permitted,
             LifecycleStage::Terminating,
         );
     }

@@ -94,7 +94,7 @@ impl RequestHistory {
         }
     }
 
-    /// The number of requests behind [`RequestHistory::rates`].
+    /// The number of requests behind [`RequestHistory::current_rates`].
     pub(super) fn recent_requests(&self, at: Duration) -> u64 {
         self.fine.recent(at).requests
     }
@@ -108,7 +108,7 @@ impl RequestHistory {
         self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     }
 
-    /// Returns the reasons in the period of [`RequestHistory::rates`].
+    /// Returns the reasons in the period of [`RequestHistory::current_rates`].
     pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
         let mut sums = BTreeMap::new();
         let oldest = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);

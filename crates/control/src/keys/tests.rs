@@ -91,8 +91,8 @@ fn keeper_with_source(source: &KeySource) -> JwksFetcher {
 async fn read(fetcher: &mut JwksFetcher, after: Duration) -> Option<FetchOutcome> {
     let now = Instant::now() + after;
     fetcher.begin_due(now, |_| true);
-    let read = fetcher.under_way.join_next().await?.unwrap();
-    fetcher.record_result(read.0, read.1, now).map(|update| update.fetched)
+    let (source, read) = fetcher.under_way.join_next().await?.unwrap();
+    fetcher.record_result(source, read, now).map(|update| update.fetched)
 }
 
 fn changed_keys(fetched: Option<FetchOutcome>) -> String {

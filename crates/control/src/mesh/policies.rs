@@ -292,10 +292,9 @@ impl<'a> PolicyContext<'a> for &'a Mesh {
     }
 
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
-        let to = (service, port);
         self.forwards_requests_to(service, port)
-            || self.gateway_tcp_routes().routes_to(service).any(|it| it.forwards_to(to))
-            || self.tls_routes().routes_to(service).any(|it| it.forwards_to(to))
+            || self.gateway_tcp_routes().routes_to(service).any(|it| it.forwards_to(service, port))
+            || self.tls_routes().routes_to(service).any(|it| it.forwards_to(service, port))
             || self.traffic_splits().routes_to(service).any(|it| it.forwards_to(service))
     }
 

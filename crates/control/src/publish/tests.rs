@@ -119,7 +119,7 @@ impl PublisherFixture {
     }
 }
 
-/// Bookinfo with all its proxies; the workload `external_client` uses details, productpage uses reviews.
+/// Bookinfo with all its proxies; the workload `stranger-1` uses details, productpage uses reviews.
 fn connected_bookinfo(yaml: &str) -> PublisherFixture {
     let mut fixture = PublisherFixture::new(mesh_with_sidecars(yaml));
     for (name, services) in [

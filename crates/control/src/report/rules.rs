@@ -55,8 +55,7 @@ impl Report<'_> {
     }
 
     fn tag_route(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
-        let own = (TagDialect::TagRoute, name);
-        self.of_scopes(own.0, own.1, &[(scope, rules, &[])])
+        self.of_scopes(TagDialect::TagRoute, name, &[(scope, rules, &[])])
     }
 
     fn sermant_status(&self, item: &SermantRouteRule) -> PolicyStatus {

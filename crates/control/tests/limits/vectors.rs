@@ -65,7 +65,7 @@ fn decide_requests(limits: &CompiledLimits, case: &Value) -> (u64, Option<u64>, 
     let headers: Vec<(String, String)> = headers
         .map(|pair| (pair[0].as_str().unwrap().to_owned(), pair[1].as_str().unwrap().to_owned()))
         .collect();
-    let (mut admitted, mut refused) = (0, (None, None));
+    let (mut admitted, mut refused_with, mut retry_after) = (0, None, None);
     for _ in 0..case["times"].as_u64().unwrap() {
         let outcome = if request.is_null() {
             limits.admit_connection(PORT, now)
@@ -84,11 +84,12 @@ fn decide_requests(limits: &CompiledLimits, case: &Value) -> (u64, Option<u64>, 
             Err(exceeded) => {
                 let own = exceeded.answer.as_ref().and_then(|answer| answer.status);
                 let status = own.unwrap_or(Reason::RateLimited.status());
-                refused = (Some(u64::from(status)), Some(exceeded.retry_after()));
+                refused_with = Some(u64::from(status));
+                retry_after = Some(exceeded.retry_after());
             }
         }
     }
-    (admitted, refused.0, refused.1)
+    (admitted, refused_with, retry_after)
 }
 
 const PORT: u16 = 8080;

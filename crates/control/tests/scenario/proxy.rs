@@ -119,12 +119,13 @@ impl Proxy {
 
     /// Connects with its own identity to a control plane in another process.
     pub(crate) async fn connect_to(
-        control: (SocketAddr, &TrustDomain),
+        address: SocketAddr,
+        trust_domain: &TrustDomain,
         identity: &Identity,
         services: &[ServiceName],
     ) -> Self {
         let name = identity.credential.workload().unwrap();
-        let stream = member_of(control.0, control.1, identity).await;
+        let stream = member_of(address, trust_domain, identity).await;
         Self::start(stream, hello_message(name, services, &[]), Subscriber::new())
     }
 

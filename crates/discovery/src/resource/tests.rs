@@ -419,8 +419,7 @@ fn service_retry() -> impl Strategy<Value = ServiceRetry> {
 }
 
 fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
-    let header = ("[a-z]{1,9}", "[!-~]{0,9}");
-    btree_map(header.0, header.1, 0..6).prop_map(|headers| {
+    btree_map("[a-z]{1,9}", "[!-~]{0,9}", 0..6).prop_map(|headers| {
         let headers = headers.into_iter().map(|(name, value)| Header { name, value });
         let headers: Vec<Header> = headers.filter(|it| HeaderEdits::may_edit(&it.name)).collect();
         let (set, rest) = headers.split_at(headers.len() / 3);

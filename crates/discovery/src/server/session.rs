@@ -26,7 +26,7 @@ use crate::publisher::Publisher;
 use crate::query::StreamQueries;
 use crate::queue::EventSender;
 use crate::subscriptions::SubscriptionLists;
-use crate::tap::{OpenTap, TapRecords, Taps, records_from_wire, tap_to_wire};
+use crate::tap::{OpenTap, TapRecords, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::{ADDRESSES_MAX, NAMES_MAX, SUBSCRIPTIONS_MAX};
 
@@ -113,7 +113,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         pending: Box<PendingEvents>,
         workload: WorkloadName,
         events: &'a EventSender,
-        taps: &Taps,
+        taps: watch::Receiver<Arc<Vec<OpenTap>>>,
         queries: Box<StreamQueries>,
     ) -> Self {
         let now = Instant::now();
@@ -136,7 +136,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             applied: None,
             delta_bytes: 0,
             workload,
-            taps: taps.watch_taps(),
+            taps,
             queries,
         }
     }
@@ -354,9 +354,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         let Some(change) = self.publisher.applied_change() else {
             return Ok(());
         };
-        let applied = (change, self.publisher.rejected_resources().count());
-        if self.applied.replace(applied) != Some(applied) {
-            self.pending.add_applied(applied.0, applied.1, std::mem::take(&mut self.delta_bytes));
+        let refused = self.publisher.rejected_resources().count();
+        if self.applied.replace((change, refused)) != Some((change, refused)) {
+            self.pending.add_applied(change, refused, std::mem::take(&mut self.delta_bytes));
         }
         Ok(())
     }

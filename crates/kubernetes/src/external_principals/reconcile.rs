@@ -59,7 +59,7 @@ struct SecretReconciliation {
     outcome: Option<Result<(), String>>,
 }
 
-/// A valid Secret.
+/// A Secret with a valid certificate, as last read or written.
 struct ValidSecret {
     /// The resource version seen.
     version: Option<String>,

@@ -208,7 +208,7 @@ pub(crate) struct RouteFacts {
     pub(crate) refusal: Option<String>,
 }
 
-/// A valid route.
+/// A route that passed validation, with its parents and the backends that are not supported.
 #[derive(Debug, Clone)]
 pub(crate) struct ValidRoute {
     pub(crate) parents: Vec<Value>,

@@ -40,7 +40,7 @@ pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
 /// known namespaces by the text in the manifest.
 ///
 /// # Errors
-/// As [`inject`], with the object.
+/// As [`inject_sidecar`](super::inject_sidecar), with the object.
 pub fn inject_manifest(
     mut manifest: Value,
     namespaces: &BTreeMap<String, NamespaceFacts>,

@@ -87,7 +87,7 @@ fn who_gets_a_sidecar() {
     let fsm = "flomesh.io/monitored-by=fsm";
     // Labels and annotations of the namespace and of the pod, and the verdict.
     let table = [
-        ("", "", "", "", "NotAsked"),
+        ("", "", "", "", "NotRequested"),
         ("leno.dev/injection=enabled", "", "", "", "yes"),
         ("leno.dev/injection=True", "", "", "", "yes"),
         ("leno.dev/injection=disabled", "", "", "", "Disabled"),
@@ -119,12 +119,12 @@ fn who_gets_a_sidecar() {
              remove one",
         ),
         // As in OSM: monitored, and injection enabled by either annotation.
-        (osm, "", "", "", "NotAsked"),
+        (osm, "", "", "", "NotRequested"),
         (osm, "openservicemesh.io/sidecar-injection=enabled", "", "", "yes"),
         (osm, "openservicemesh.io/sidecar-injection=disabled", "", "", "Disabled"),
-        ("", "openservicemesh.io/sidecar-injection=enabled", "", "", "NotAsked"),
+        ("", "openservicemesh.io/sidecar-injection=enabled", "", "", "NotRequested"),
         (osm, "", "", "openservicemesh.io/sidecar-injection=yes", "yes"),
-        ("", "", "", "openservicemesh.io/sidecar-injection=yes", "NotAsked"),
+        ("", "", "", "openservicemesh.io/sidecar-injection=yes", "NotRequested"),
         (
             osm,
             "openservicemesh.io/sidecar-injection=enabled",
@@ -141,7 +141,7 @@ fn who_gets_a_sidecar() {
              `disabled`",
         ),
         (fsm, "flomesh.io/sidecar-injection=true", "", "", "yes"),
-        (fsm, "openservicemesh.io/sidecar-injection=true", "", "", "NotAsked"),
+        (fsm, "openservicemesh.io/sidecar-injection=true", "", "", "NotRequested"),
         // Opting out of their sidecar opts out of ours.
         ("leno.dev/injection=enabled", "", "", "flomesh.io/sidecar-injection=disabled", "Disabled"),
         ("leno.dev/injection=enabled leno.dev/ignore=true", "", "", "", "Ignored"),

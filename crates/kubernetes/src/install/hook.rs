@@ -6,9 +6,10 @@ use super::access::{self, RETRACTION};
 use super::{InstallOptions, PART_OF, PART_OF_LABEL};
 use crate::words::PROXY_UID;
 
-/// Returns the objects of a chart in addition to [`manifests`](super::manifests): a Job that runs `leno
-/// uninstall --statuses-only` after Helm has deleted the release, its account, and its permissions. They exist
-/// only during the hook. A failed Job stays, with its log, until the next `helm uninstall`.
+/// Returns the objects of a chart in addition to [`installation_manifests`](super::installation_manifests): a Job
+/// that runs `leno uninstall --statuses-only` after Helm has deleted the release, its account, and its
+/// permissions. They exist only during the hook. A failed Job stays, with its log, until the next `helm
+/// uninstall`.
 #[must_use]
 pub fn uninstall_hook(options: &InstallOptions) -> Vec<Value> {
     let mut objects = access::retraction_objects(options);

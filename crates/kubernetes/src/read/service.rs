@@ -20,7 +20,7 @@ pub enum ServiceReading {
     Ours(Service, Vec<Warning>),
     /// A service without a selector; EndpointSlices list its endpoints. Gateways route to it, and sidecars do
     /// so while one of the addresses belongs to a pod with a sidecar. Its selector and its targets match the
-    /// workloads of [`endpoints`](super::endpoints).
+    /// workloads of [`read_endpoints`](super::read_endpoints).
     Listed(Service, Vec<Warning>),
     /// Not a service of the mesh, with the reason.
     Foreign(&'static str),

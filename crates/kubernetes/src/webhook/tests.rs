@@ -171,7 +171,7 @@ async fn send_review(
     path: &str,
     body: &Value,
 ) -> (StatusCode, Value) {
-    let (status, answer) = send_request(address, bundle, None, (path, body)).await.unwrap();
+    let (status, answer) = send_request(address, bundle, None, path, body).await.unwrap();
     (status, serde_json::from_slice(&answer).unwrap_or(Value::Null))
 }
 
@@ -180,10 +180,11 @@ async fn send_request(
     address: SocketAddr,
     bundle: &str,
     own: Option<&Client509>,
-    asked: (&str, &Value),
+    path: &str,
+    body: &Value,
 ) -> Result<(StatusCode, Bytes), Failure> {
     let (sender, connection) = connect_tls(address, bundle, own).await?;
-    let (head, body) = exchange_request(sender, connection, asked.0, asked.1).await?.into_parts();
+    let (head, body) = exchange_request(sender, connection, path, body).await?.into_parts();
     Ok((head.status, body))
 }
 
@@ -281,8 +282,8 @@ impl Served {
         let address = listener.local_addr().unwrap();
         let mut webhook = JoinSet::new();
         webhook.spawn(async move {
-            let stop = (stopped, Duration::ZERO);
-            drop(serve_with(client, listener, clients, test_settings(), stop.0, stop.1).await);
+            let settings = test_settings();
+            drop(serve_with(client, listener, clients, settings, stopped, Duration::ZERO).await);
         });
         let mut bundles = kept.bundle.subscribe();
         let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
@@ -292,7 +293,7 @@ impl Served {
     }
 
     async fn send_review(&self, review: &Value) -> (StatusCode, String) {
-        let answer = send_request(self.address, &self.bundle, None, (MUTATE_PATH, review)).await;
+        let answer = send_request(self.address, &self.bundle, None, MUTATE_PATH, review).await;
         let (status, answer) = answer.unwrap();
         (status, String::from_utf8(answer.to_vec()).unwrap())
     }
@@ -310,9 +311,10 @@ async fn serve_on(
     client: Client,
     listener: TcpListener,
     settings: watch::Receiver<InjectionSettings>,
-    stop: (watch::Receiver<bool>, Duration),
+    stop: watch::Receiver<bool>,
+    linger: Duration,
 ) -> Result<(), WebhookError> {
-    serve_with(client, listener, None, settings, stop.0, stop.1).await
+    serve_with(client, listener, None, settings, stop, linger).await
 }
 
 fn test_settings() -> watch::Receiver<InjectionSettings> {
@@ -341,7 +343,8 @@ async fn every_replica_is_trusted_and_answers() {
             client.clone(),
             listener,
             test_settings(),
-            (stopped.clone(), Duration::ZERO),
+            stopped.clone(),
+            Duration::ZERO,
         ));
     }
     let mut bundles = kept.bundle.subscribe();
@@ -521,7 +524,7 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
     let served = Served::start(Some(clients)).await;
     let asked = pod_review(&json!("shop"), &json!({"spec": {"containers": [{"name": "app"}]}}));
     let is_served = async |own: Option<&Client509>| {
-        let answer = send_request(served.address, &served.bundle, own, (MUTATE_PATH, &asked)).await;
+        let answer = send_request(served.address, &served.bundle, own, MUTATE_PATH, &asked).await;
         answer.is_ok_and(|(status, _)| status == StatusCode::OK)
     };
     assert!(is_served(Some(&own)).await);
@@ -566,7 +569,7 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tasks.spawn(async move {
-        drop(serve_on(client, listener, test_settings(), (stopped, Duration::ZERO)).await);
+        drop(serve_on(client, listener, test_settings(), stopped, Duration::ZERO).await);
     });
     let mut bundles = kept.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();

@@ -321,15 +321,14 @@ fn pushing_ends_with_the_source_of_metrics() {
         drop(says);
         let (exporter, became) = (Exporter::new(TcpConnector, None), CountedPoints::default());
         let mut export_status = ExportStatus::new("metrics", &became);
-        let (since, never) = ((UNIX_EPOCH, u64::MAX), std::future::pending());
         push_metrics(
             &exporter,
             &mut export_status,
             TestMetrics(busy_telemetry(1)),
             wanted,
-            since.0,
-            since.1,
-            never,
+            UNIX_EPOCH,
+            u64::MAX,
+            std::future::pending(),
         )
         .await;
         assert_eq!(receiver.arrived_requests(), []);

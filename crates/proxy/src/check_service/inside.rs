@@ -25,12 +25,13 @@ use crate::worker::Worker;
 /// closed.
 pub(super) async fn send_check(
     worker: &Rc<Worker>,
-    at: (&ServiceName, u16),
+    service: &ServiceName,
+    port: u16,
     question: &CheckCall,
 ) -> Result<Bytes, CheckError> {
     let mut attempts = 1;
     loop {
-        match send_once(worker, at.0, at.1, question).await {
+        match send_once(worker, service, port, question).await {
             Err(CheckError::Mesh(Reason::UpstreamRefused)) if attempts < ATTEMPTS_MAX => {
                 attempts += 1
             }

@@ -192,8 +192,8 @@ impl ServiceQuery {
     fn soa_record(&self) -> Option<Record> {
         let server = Name::from_ascii("ns.dns").ok()?.append_domain(&self.zone).ok()?;
         let person = Name::from_ascii("hostmaster").ok()?.append_domain(&self.zone).ok()?;
-        let times = (7200, 1800, 86_400);
-        let soa = SOA::new(server, person, 1, times.0, times.1, times.2, TTL_SECONDS);
+        let (refresh, retry, expire) = (7200, 1800, 86_400);
+        let soa = SOA::new(server, person, 1, refresh, retry, expire, TTL_SECONDS);
         Some(Record::from_rdata(self.zone.clone(), TTL_SECONDS, RData::SOA(soa)))
     }
 }

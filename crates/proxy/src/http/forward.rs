@@ -2,6 +2,7 @@
 
 mod http2_request;
 mod interim;
+mod response_path;
 mod sending;
 mod tunnel;
 mod unprocessed;
@@ -476,14 +477,14 @@ async fn receive_http2(
 ) -> Result<bool, Reason> {
     loop {
         let mut head = reply.worker.response_heads.lend();
-        let asked = (reply.answers, reply.upgrade);
+        let (answers, upgrade) = (reply.answers, reply.upgrade);
         let answer = awaited.next().await.map_err(|unanswered| {
             reply.reset.set(unanswered.reset);
             unanswered.reason
         })?;
         let (mut parts, body) = match answer {
             Http2ResponseHead::Interim(bytes) => {
-                parse_head(&mut head, &bytes, asked.0, asked.1, true)?;
+                parse_head(&mut head, &bytes, answers, upgrade, true)?;
                 awaited.collect_during(reply.send_interim(&bytes, &head)).await??;
                 continue;
             }
@@ -494,7 +495,7 @@ async fn receive_http2(
             true => connect::switching_response(&mut parts, reply.request),
             false => head::response_to_http1(&parts),
         };
-        parse_head(&mut head, &bytes, asked.0, asked.1, false)?;
+        parse_head(&mut head, &bytes, answers, upgrade, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => BodySource::Http2(ReceivedBody::new(body)),
             // Further bytes would be taken for the next response.
@@ -536,106 +537,5 @@ fn parse_head(
             Ok(())
         }
         Ok(_) | Err(_) => Err(Reason::UpstreamMalformed),
-    }
-}
-
-impl ResponsePath<'_, '_> {
-    async fn send_interim(&mut self, bytes: &[u8], head: &ResponseHead) -> Result<(), Reason> {
-        self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
-        self.responder.send_interim(bytes, head).await.map_err(|_| Reason::DownstreamClosed)
-    }
-
-    /// Forwards the final head and its body.
-    async fn send_final(
-        &mut self,
-        bytes: &[u8],
-        head: &ResponseHead,
-        mut source: BodySource<'_>,
-    ) -> Result<(), Reason> {
-        if let Some(timed_attempt) = self.timed_attempt {
-            timed_attempt.record_response(match self.recorder.call {
-                None => head.status,
-                Some(_) => grpc::stands_for(bytes, head),
-            });
-        }
-        let response_filter = self.response_filter.as_ref();
-        if response_filter
-            .is_some_and(|response_filter| response_filter.withhold(bytes, head, self.observer))
-        {
-            // This reason is not reported.
-            return Err(Reason::UpstreamReset);
-        }
-        if let Some(observer) = self.observer {
-            observer.record_response(self.request, bytes, head);
-        }
-        self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
-        if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
-            connect::may_tell(self.request, bytes, head)?;
-        }
-        let sending = self.sending.get();
-        let waits = matches!(sending, RequestBodyState::UnderWay | RequestBodyState::Unwanted);
-        if waits || self.worker.is_leaving() {
-            // The rest of a request body is not awaited once the response has started.
-            self.responder.close_after();
-        }
-        if head.tunnel {
-            // Boxed to keep the future small for other requests.
-            return Box::pin(self.forward_upstream(bytes, head, source)).await;
-        }
-        self.record.head.status.set(head.status);
-        self.started.set(true);
-        let bodiless = source.is_empty();
-        let mut sink = self
-            .responder
-            .start(bytes, head, self.edits, self.affinity_field, bodiless)
-            .map_err(|_| Reason::DownstreamClosed)?;
-        if bodiless && matches!(sink, BodySink::Link { .. } | BodySink::Http2 { .. }) {
-            if let Some(call) = self.recorder.call {
-                call.finish_response(bytes, head);
-            }
-            return Ok(());
-        }
-        let silence = match head.body {
-            BodyLength::Known(_) => {
-                PauseLimit::Limited(self.worker.config.limits.body_stall_timeout)
-            }
-            // It may be an event stream, in which pauses of any length are normal.
-            BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => {
-                PauseLimit::OfStream(self.record)
-            }
-        };
-        let pumped = forward_body(&mut source, &mut sink, silence, &self.recorder).await;
-        if let (Ok(()), Some(call)) = (&pumped, self.recorder.call) {
-            call.finish_response(bytes, head);
-        }
-        pumped.map_err(|broken| self.failure_reason(&broken))
-    }
-
-    /// True if this response is withheld and another attempt follows.
-    #[cold]
-    fn is_kept_back(&self) -> bool {
-        self.response_filter.as_ref().is_some_and(ResponseFilter::has_kept)
-    }
-
-    /// Records that the peer's sidecar rejected the request, so that the response is not the application's. An
-    /// error if the workload no longer has the port: a newer configuration may contain another endpoint.
-    #[cold]
-    fn record_rejection(&mut self, reason: Reason) -> Result<(), Reason> {
-        self.record.head.rejection.set(Some(reason));
-        if let Some(outcome_guard) = self.outcome_guard {
-            outcome_guard.record_rejection(reason);
-        }
-        let is_whole = self.request.head.body == BodyLength::Empty;
-        if reason == Reason::UnknownService && is_whole { Err(reason) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn loss_reason(&self, lost: StreamLoss, stream: &LinkStream) -> Reason {
-        if let StreamLoss::Http2(code) = lost {
-            self.reset.set(Some(code));
-        }
-        let reported =
-            (lost == StreamLoss::Unreachable).then(|| stream.unreachable_for()).flatten();
-        reported.unwrap_or_else(|| lost_reason(lost))
     }
 }

@@ -96,8 +96,8 @@ impl MessageReader {
         }
     }
 
-    /// Reads until a request head is complete or malformed. It stays in the buffer, for [`MessageReader::request`];
-    /// `head` is used for parsing only.
+    /// Reads until a request head is complete or malformed. It stays in the buffer, for
+    /// [`MessageReader::read_request`]; `head` is used for parsing only.
     pub(crate) async fn whole_request(&mut self, head: &mut RequestHead) {
         if !matches!(self.wait_for_message().await, Ok(true)) {
             return;
@@ -165,8 +165,8 @@ impl MessageReader {
     }
 }
 
-/// True for the first frame of an HTTP/2 server (RFC 9113 §3.4): SETTINGS without ACK, on the connection, with entries of
-/// six bytes (§6.5). Its length never needs the first byte.
+/// True for the first frame of an HTTP/2 server (RFC 9113 §3.4): SETTINGS without ACK, on the connection, with
+/// entries of six bytes (§6.5). Its length never needs the first byte.
 fn begins_http2(bytes: &[u8]) -> bool {
     let Some([0, high, low, SETTINGS, 0, 0, 0, 0, 0]) = bytes.first_chunk::<9>() else {
         return false;

@@ -385,7 +385,7 @@ pub(crate) fn permitted_endpoints(
         None => tags.without_request(&mut chance),
     };
     tags.matched_rules(&decision)
-        .for_each(|rule| rule_matches::count_tags(&worker.shard, rule.0, rule.1));
+        .for_each(|(origin, slot)| rule_matches::count_tags(&worker.shard, origin, slot));
     tag_priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 

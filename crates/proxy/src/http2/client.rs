@@ -177,9 +177,9 @@ impl Http2Checkout {
         is_processed()
     }
 
-    /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on another connection if the server ended
-    /// this one before it processed any stream, as a server out of connections does. False after several such
-    /// connections in a row.
+    /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on another
+    /// connection if the server ended this one before it processed any stream, as a server out of connections does.
+    /// False after several such connections in a row.
     pub(crate) async fn may_repeat(self, is_reset: bool) -> bool {
         let server = self.connection.server.clone();
         self.wait_for_progress(is_reset).await || (!is_reset && server.unused.get() <= UNUSED_MAX)

@@ -37,15 +37,17 @@ pub(crate) fn to_upgrade(parts: &mut request::Parts, nonce: impl FnOnce() -> [u8
     true
 }
 
-/// Returns the extended CONNECT request for an upgrade, to `target` at `authority` by `scheme`.
+/// Returns the extended CONNECT request for an upgrade; `place` is the scheme, the authority and the target.
 ///
 /// # Errors
 /// `unsupported` if it offers a choice of protocols, and as [`head::request_to`].
 pub(crate) fn from_upgrade(
     request: &Request<'_>,
-    place: (&str, &str, &str),
+    scheme: &str,
+    authority: &str,
+    target: &str,
 ) -> Result<http::Request<()>, Reason> {
-    let mut asked = head::request_to(&request.bytes, request.head, place.0, place.1, place.2)?;
+    let mut asked = head::request_to(&request.bytes, request.head, scheme, authority, target)?;
     let protocol = upgrade_protocol(request).ok_or(Reason::Unsupported)?;
     *asked.method_mut() = Method::CONNECT;
     asked.headers_mut().remove(SEC_WEBSOCKET_KEY);

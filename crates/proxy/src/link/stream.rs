@@ -147,7 +147,7 @@ impl LinkStream {
         Poll::Pending
     }
 
-    /// Sends a response head; call after the link is [uncongested](Self::uncongested).
+    /// Sends a response head; call after the link is [uncongested](Self::wait_uncongested).
     pub(crate) fn send_head(
         &self,
         interim: bool,

@@ -40,13 +40,13 @@ pub(super) async fn forward_bytes(
     record: &ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
     let max_wait = session.worker.config.limits.idle_connection;
-    let counted = (&record.bytes_in, &record.bytes_out);
+    let (to_stream, to_plain) = (&record.bytes_in, &record.bytes_out);
     let carried = async {
         match upstream_stream {
             UpstreamStream::Link(stream) => {
                 let towards = PumpDirection::Link;
                 let carried =
-                    forward_counted(&mut client, &stream, towards, max_wait, counted.0, counted.1)
+                    forward_counted(&mut client, &stream, towards, max_wait, to_stream, to_plain)
                         .await;
                 carried.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
             }
@@ -58,7 +58,7 @@ pub(super) async fn forward_bytes(
     };
     let mut is_known = false;
     let first_word = poll_fn(|_| {
-        let (sent, received) = (counted.0.get(), counted.1.get());
+        let (sent, received) = (to_stream.get(), to_plain.get());
         if !is_known && received > 0 && sent == 0 {
             note_delay(session, record);
         }

@@ -179,11 +179,16 @@ impl Mesh {
         workload: &str,
         application: SocketAddr,
     ) -> (Sidecar, Endpoint) {
-        let names = (workload, "ratings");
         let directory = self.directory.path();
-        let (sidecar, inbound) =
-            start_sidecar(&self.authority, directory, names.0, names.1, application, &self.setup)
-                .await;
+        let (sidecar, inbound) = start_sidecar(
+            &self.authority,
+            directory,
+            workload,
+            "ratings",
+            application,
+            &self.setup,
+        )
+        .await;
         (sidecar, meshed_endpoint(workload, inbound, "ratings"))
     }
 
@@ -194,9 +199,10 @@ impl Mesh {
         application: SocketAddr,
         setup: &Setup,
     ) -> (Sidecar, Endpoint) {
-        let (names, directory) = ((workload, "ratings"), self.directory.path());
+        let directory = self.directory.path();
         let (sidecar, inbound) =
-            start_sidecar(&self.authority, directory, names.0, names.1, application, setup).await;
+            start_sidecar(&self.authority, directory, workload, "ratings", application, setup)
+                .await;
         (sidecar, meshed_endpoint(workload, inbound, "ratings"))
     }
 

@@ -17,7 +17,7 @@ use super::routes::{path_rule, routed_services};
 use crate::upstream::{ConnectWait, Upstream};
 
 const LONG: Duration = Duration::from_secs(1);
-/// As `Latency::step` defines it.
+/// The value of `EndpointLatency::latency_step` for a response time of [`LONG`].
 const LONG_STEP: u8 = 19;
 
 /// Returns the client's state of an endpoint.

@@ -45,7 +45,7 @@ pub(crate) struct CircuitBreakers {
 
 /// A permitted attempt.
 pub(crate) struct CircuitPermit {
-    /// One for each circuit, in the order of [`CircuitBreakers::all`].
+    /// One for each circuit, in the order of [`CircuitBreakers::breakers`].
     tickets: [Option<CircuitTicket>; 2],
     began: Duration,
     _held: Option<LimitPermit>,

@@ -175,9 +175,9 @@ impl EndpointCheck {
             }
             Checkout::Http1(connection) => {
                 let reused = connection.reused;
-                let to = (upstream, connection);
                 let asked =
-                    plain::over_http1(&self.worker, to.0, to.1, head.into(), Vec::new()).await;
+                    plain::over_http1(&self.worker, upstream, connection, head.into(), Vec::new())
+                        .await;
                 asked.map_err(|reason| match reason {
                     // A server may close a connection after any idle time.
                     Reason::UpstreamReset if reused => Reason::UpstreamRefused,
@@ -185,8 +185,7 @@ impl EndpointCheck {
                 })?
             }
             Checkout::Http2(checkout) => {
-                let to = (upstream, None);
-                plain::over_http2(&self.worker, to.0, to.1, checkout, head.into(), Vec::new())
+                plain::over_http2(&self.worker, upstream, None, checkout, head.into(), Vec::new())
                     .await?
             }
         };

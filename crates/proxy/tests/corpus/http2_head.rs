@@ -88,7 +88,7 @@ fn to_request(bytes: &[u8]) {
         return;
     };
     let Ok(target) = std::str::from_utf8(head.target.slice_in(bytes)) else { return };
-    let Ok(request) = to_http2_request(bytes, &head, ("http", host, target)) else { return };
+    let Ok(request) = to_http2_request(bytes, &head, "http", host, target) else { return };
     assert_of_no_hop(request.headers());
     let (parts, ()) = request.into_parts();
     let (method, headers) = (parts.method.clone(), parts.headers.clone());

@@ -41,10 +41,10 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    let whose = (RouteFamily::Grpc, &route.namespace);
-    filter::read(&fields, whose.0, whose.1, &matches, &mut actions);
+    let (family, namespace) = (RouteFamily::Grpc, &route.namespace);
+    filter::read(&fields, family, namespace, &matches, &mut actions);
     actions.persistence = persistence::read(&fields);
-    let backends = read_backends(rule, &fields, whose, &matches, &actions);
+    let backends = read_backends(rule, &fields, family, namespace, &matches, &actions);
     Some(RouteRule {
         route: route.clone(),
         matches,

@@ -135,13 +135,13 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
         matches.push(RequestMatch::default());
     }
     let mut actions = RuleActions::default();
-    let whose = (RouteFamily::Http, &route.namespace);
-    filter::read(&fields, whose.0, whose.1, &matches, &mut actions);
+    let (family, namespace) = (RouteFamily::Http, &route.namespace);
+    filter::read(&fields, family, namespace, &matches, &mut actions);
     let (request_timeout, attempt_timeout) = read_timeouts(&fields);
     actions.attempt_timeout = attempt_timeout;
     actions.retry = fields.find("retry").and_then(read_retry);
     actions.persistence = persistence::read(&fields);
-    let backends = read_backends(rule, &fields, whose, &matches, &actions);
+    let backends = read_backends(rule, &fields, family, namespace, &matches, &actions);
     Some(RouteRule {
         route: route.clone(),
         matches,
@@ -156,12 +156,13 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
 pub(super) fn read_backends(
     rule: &Field<'_>,
     fields: &MapFields<'_>,
-    whose: (RouteFamily, &Name),
+    family: RouteFamily,
+    namespace: &Name,
     matches: &[RequestMatch],
     actions: &RuleActions,
 ) -> Vec<WeightedBackend> {
     let backends = fields.read_each("backendRefs", BACKENDS_MAX, |one| {
-        read_edited_backend(one, whose.0, whose.1, matches)
+        read_edited_backend(one, family, namespace, matches)
     });
     if actions.redirect.is_none() && backends.iter().all(|backend| backend.weight == 0) {
         rule.warn(

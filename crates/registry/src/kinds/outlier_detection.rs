@@ -143,11 +143,9 @@ fn health_check(field: &Field<'_>) -> Option<HealthCheck> {
         "successThreshold",
     ])?;
     let probe = health_probe(field, &fields);
-    let bounds = (CHECK_MIN, INTERVAL_MAX);
-    let interval = time_or(&fields, "interval", bounds.0, bounds.1, Duration::from_secs(10))?;
-    let bounds = (CHECK_MIN, ANSWER_MAX);
+    let interval = time_or(&fields, "interval", CHECK_MIN, INTERVAL_MAX, Duration::from_secs(10))?;
     let timeout =
-        time_or(&fields, "timeout", bounds.0, bounds.1, Duration::from_secs(1).min(interval))?;
+        time_or(&fields, "timeout", CHECK_MIN, ANSWER_MAX, Duration::from_secs(1).min(interval))?;
     if timeout > interval {
         field
             .reject("has a `timeout` above its `interval`", "lower `timeout`, or raise `interval`");

@@ -257,12 +257,13 @@ fn read_rules(
         SermantRuleKind::Lane => rules.lanes.clear(),
     }
     for (index, element) in order {
-        let place = (origins.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
+        let (origin, precedence) =
+            (origins.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
-            SermantRuleKind::Flow => flow.extend(read_flow_rule(element, place.0, place.1)?),
-            SermantRuleKind::Tag => by_caller.extend(read_caller_rule(element, place.0)?),
+            SermantRuleKind::Flow => flow.extend(read_flow_rule(element, origin, precedence)?),
+            SermantRuleKind::Tag => by_caller.extend(read_caller_rule(element, origin)?),
             SermantRuleKind::Lane => {
-                let read: Vec<LaneRule> = read_lane_rule(element, place.0, place.1)?;
+                let read: Vec<LaneRule> = read_lane_rule(element, origin, precedence)?;
                 rules.lanes.extend(read);
             }
         }

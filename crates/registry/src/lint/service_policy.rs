@@ -175,10 +175,9 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
     }
 
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool {
-        let to = (service, port);
         self.forwards_requests_to(service, port)
-            || self.gateway_tcp_routes.iter().any(|it| it.forwards_to(to))
-            || self.tls_routes.iter().any(|it| it.forwards_to(to))
+            || self.gateway_tcp_routes.iter().any(|it| it.forwards_to(service, port))
+            || self.tls_routes.iter().any(|it| it.forwards_to(service, port))
             || self.splits.iter().any(|it| it.forwards_to(service))
     }
 

@@ -162,11 +162,12 @@ impl ClusterStats {
 }
 
 /// Appends the aliases: always in the text format 0.0.4, because these names violate the rules of OpenMetrics.
-/// `workload` is the namespace and name of the sidecar's workload.
+/// `namespace` and `name` are those of the sidecar's workload.
 pub(super) fn write(
     telemetry: &Telemetry,
     names: AliasNames,
-    workload: (&str, &str),
+    namespace: &str,
+    name: &str,
     out: &mut String,
 ) {
     let mut clusters: BTreeMap<(String, u16), ClusterStats> = BTreeMap::new();
@@ -190,7 +191,7 @@ pub(super) fn write(
     }
     let mut page = AliasWriter { names, out };
     page.write_clusters(&clusters);
-    page.write_requests(&clusters, workload.0, workload.1);
+    page.write_requests(&clusters, namespace, name);
     let name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
     page.start_family(&name, "counter");
     for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
@@ -424,7 +425,7 @@ mod tests {
         }
         shard.add(Count::Retries, 2);
         let mut out = String::new();
-        telemetry.expose_as(names, ("shop", "web-1"), &mut out);
+        telemetry.expose_as(names, "shop", "web-1", &mut out);
         out
     }
 

@@ -140,16 +140,16 @@ impl PolicyRules {
         if !peer.deny.is_empty() {
             let variant = PathVariants::from_path(request.path, path);
             let denies = |m: &DenialMatcher| m.may_mean(request, &variant);
-            let rules = (&peer.deny, self.denying.as_ref());
+            let (part, many) = (&peer.deny, self.denying.as_ref());
             let sought = LookupKeys::as_meant(request, &variant);
-            if let Some(index) = self.first_in(rules.0, rules.1, sought, |it| &*it.denied, denies) {
+            if let Some(index) = self.first_in(part, many, sought, |it| &*it.denied, denies) {
                 return Some(deny_by(index));
             }
         }
         let allowed = peer.allowed.or_else(|| {
             let allows = |m: &RequestMatcher| allows_path(m, request, path);
-            let rules = (&peer.allow, self.allowing.as_ref());
-            self.first_in(rules.0, rules.1, LookupKeys::as_sent(request), |it| &*it.allowed, allows)
+            let (part, many) = (&peer.allow, self.allowing.as_ref());
+            self.first_in(part, many, LookupKeys::as_sent(request), |it| &*it.allowed, allows)
         });
         allowed.map(|index| Ok(DecidedBy::Policy(index)))
     }

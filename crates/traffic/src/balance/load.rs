@@ -7,7 +7,7 @@ use leno_model::Weight;
 pub struct Load {
     /// Requests in progress plus consecutive failures.
     pub in_progress: u32,
-    /// The response time, from [`Latency::step`](super::EndpointLatency::step).
+    /// The response time, from [`EndpointLatency::latency_step`](super::EndpointLatency::latency_step).
     pub step: Option<u8>,
     /// The weight; absent if all weights are equal.
     pub weight: Option<Weight>,
@@ -70,6 +70,7 @@ mod tests {
 
     #[test]
     fn what_is_under_way_counts_by_how_long_it_takes() {
+        let load = |(under_way, step)| test_load(under_way, step, 0);
         for (one, other, is_less) in [
             ((1, None), (2, None), true),
             ((2, None), (2, None), false),
@@ -80,7 +81,7 @@ mod tests {
             ((2, Some(10)), (1, None), false),
             ((0, Some(20)), (1, None), true),
         ] {
-            let (one, other) = (test_load(one.0, one.1, 0), test_load(other.0, other.1, 0));
+            let (one, other) = (load(one), load(other));
             assert_eq!(one.is_less_than(other), is_less, "{one:?} {other:?}");
         }
     }

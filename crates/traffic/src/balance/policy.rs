@@ -136,8 +136,8 @@ impl<C: Candidates + ?Sized, W: Fn(usize) -> u32> Candidates for SlowStartCandid
     }
 }
 
-/// Repeats the choice among [`SlowStartCandidates`] candidates until one is returned; after the last attempt, chooses among
-/// all.
+/// Repeats the choice among [`SlowStartCandidates`] candidates until one is returned; after the last
+/// attempt, chooses among all.
 pub(super) fn choose_thinned<'a, C: Candidates + ?Sized, W: Fn(usize) -> u32 + Copy>(
     (candidates, warmth): (&'a C, W),
     draw: u64,

@@ -25,7 +25,7 @@ pub struct NativeDetector {
     next_return: Option<Duration>,
 }
 
-/// One endpoint.
+/// Recent results and ejections of one endpoint.
 #[derive(Debug, Clone)]
 struct DetectedEndpoint {
     buckets: Box<[Bucket]>,

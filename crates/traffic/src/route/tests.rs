@@ -260,7 +260,7 @@ fn naive_choice(view: &PortConfig, path: &str) -> Option<usize> {
     best.map(|(index, _)| index)
 }
 
-/// Methods, headers and parameters of [`any_match`] always match the request of [`decides`].
+/// Methods, headers and parameters of [`any_match`] always match the request of [`chosen_rule`].
 fn naive_matches(matched: &PathMatch, path: &str) -> bool {
     let elements = |path: &str| -> Vec<String> {
         path.trim_matches('/').split('/').filter(|e| !e.is_empty()).map(str::to_owned).collect()

@@ -9,7 +9,7 @@ use super::{GoAwayCode, Link, LinkError, LinkEvent, ResetCode, Role, StreamId, S
 impl Link {
     /// Consumes whole frames of `input` up to the first event. None: more bytes are needed.
     ///
-    /// An input buffer of [`Limits::input_max`](super::LinkLimits::input_max) always suffices.
+    /// An input buffer of [`LinkLimits::input_max`](super::LinkLimits::input_max) always suffices.
     ///
     /// # Errors
     ///

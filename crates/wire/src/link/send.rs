@@ -95,7 +95,7 @@ impl Link {
     }
 
     /// Sends as much of `data` as the credit allows and returns the number of bytes. `end` takes effect after
-    /// all bytes were accepted; otherwise continue at the next [`Event::Credit`](super::LinkEvent).
+    /// all bytes were accepted; otherwise continue at the next [`LinkEvent::Credit`](super::LinkEvent::Credit).
     ///
     /// # Errors
     ///

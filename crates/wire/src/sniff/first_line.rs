@@ -13,7 +13,7 @@ pub enum FirstLine {
     Other,
 }
 
-/// Reads the first line of a client in pieces. [`super::sniff`] accepts unambiguous requests only; this reader
+/// Reads the first line of a client in pieces. [`super::sniff_protocol`] accepts unambiguous requests only; this reader
 /// accepts every line that some server may read as one: leading blanks, tabs or several blanks, methods of any
 /// case, any target.
 #[derive(Debug, Default)]

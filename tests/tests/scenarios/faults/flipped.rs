@@ -22,7 +22,7 @@ fn flipped_bytes_end_a_stream_and_nothing_else() {
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     let connects = || ratings.page.metric_value("leno_control_connects_total");
     for (way, methods) in
-        [(RelayTreatment::TO_SIDECAR, "[GET, HEAD]"), (RelayTreatment::TO_CONTROL, "[GET, PUT]")]
+        [(RelayAction::TO_SIDECAR, "[GET, HEAD]"), (RelayAction::TO_CONTROL, "[GET, PUT]")]
     {
         let before = connects();
         relay.flip_bit(way);
@@ -49,7 +49,7 @@ fn a_sidecar_with_a_silent_control_plane_continues_to_serve() {
     let _web = SidecarProgram::join(&control, "shop/web-1", &["--control", &through]);
     wait_until_status(shop.listener, 200);
     // Half-open: both ends have a connection, and no bytes get through.
-    relay.set_mood(RelayTreatment::MUTE);
+    relay.set_mood(RelayAction::MUTE);
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(200);
     load.finish_load().assert_whole();
@@ -61,10 +61,10 @@ struct Relay {
     mode: Arc<AtomicU8>,
 }
 
-/// The treatment of the next bytes.
-struct RelayTreatment;
+/// The action on the next bytes.
+struct RelayAction;
 
-impl RelayTreatment {
+impl RelayAction {
     const NONE: u8 = 0;
     const TO_SIDECAR: u8 = 1;
     const TO_CONTROL: u8 = 2;
@@ -75,14 +75,14 @@ impl Relay {
     fn start(to: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let mode = Arc::new(AtomicU8::new(RelayTreatment::NONE));
+        let mode = Arc::new(AtomicU8::new(RelayAction::NONE));
         let shared = Arc::clone(&mode);
         std::thread::spawn(move || {
             for sidecar in listener.incoming().map_while(Result::ok) {
                 let Ok(control) = TcpStream::connect(to) else { continue };
                 for (from, into, way) in [
-                    (&control, &sidecar, RelayTreatment::TO_SIDECAR),
-                    (&sidecar, &control, RelayTreatment::TO_CONTROL),
+                    (&control, &sidecar, RelayAction::TO_SIDECAR),
+                    (&sidecar, &control, RelayAction::TO_CONTROL),
                 ] {
                     let clones = (from.try_clone(), into.try_clone());
                     let (Ok(from), Ok(into)) = clones else { continue };
@@ -108,13 +108,11 @@ fn relay_bytes(mut from: TcpStream, mut into: TcpStream, way: u8, mode: &AtomicU
     let mut buffer = [0; 4096];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
         let bytes = &mut buffer[..read];
-        if mode
-            .compare_exchange(way, RelayTreatment::NONE, Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+        if mode.compare_exchange(way, RelayAction::NONE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         {
             bytes[read / 2] ^= 0x10;
         }
-        if mode.load(Ordering::SeqCst) != RelayTreatment::MUTE && into.write_all(bytes).is_err() {
+        if mode.load(Ordering::SeqCst) != RelayAction::MUTE && into.write_all(bytes).is_err() {
             break;
         }
     }

@@ -250,7 +250,7 @@ impl SmallDisk {
         while file.write_all(&[0; 512]).is_ok() {}
     }
 
-    /// Removes the file written by [`Self::fill`].
+    /// Removes the file written by [`Self::fill_disk`].
     fn free_space(&self) {
         std::fs::remove_file(self.mount_path().join("filler")).expect("it was filled");
     }

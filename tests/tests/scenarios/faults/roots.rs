@@ -39,7 +39,7 @@ fn rotate_root(lifetime: &str, rest: impl Fn(&[SidecarProgram])) {
     assert_eq!(root_status(&control)["stage"], "stable");
     let load = BackgroundLoad::start_paced("GET", shop.listener, 2, Duration::from_millis(5));
     load.wait_for(10);
-    let first = control.get_json("status")["authority"].clone();
+    let first = control.get_json("status")["ca_generation"].clone();
 
     // No member is out of sync: the next step waits until all of them have applied this one.
     for (name, stage) in [
@@ -52,7 +52,7 @@ fn rotate_root(lifetime: &str, rest: impl Fn(&[SidecarProgram])) {
         take_step(&control, name, stage);
         rest(&sidecars);
     }
-    assert_ne!(control.get_json("status")["authority"], first);
+    assert_ne!(control.get_json("status")["ca_generation"], first);
     load.wait_for(100);
     load.finish_load().assert_whole();
     let [ratings, _] = &sidecars;
@@ -70,7 +70,7 @@ fn count_renewals(sidecar: &SidecarProgram) -> f64 {
 
 /// Takes a step and waits until every sidecar is in sync.
 fn take_step(control: &ControlProgram, step: &str, stage: &str) {
-    let before = control.get_json("status")["authority"].clone();
+    let before = control.get_json("status")["ca_generation"].clone();
     let out = control.run_leno(&["ca", step]);
     assert!(out.status.success(), "{step}: {}", String::from_utf8_lossy(&out.stderr));
     eventually(&format!("everybody has taken `{step}`"), MAX_WAIT, || {

@@ -82,8 +82,8 @@ pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// Like [`clean`], but also removes everything under the name `ours`, the bridge that this process has claimed
-/// and not yet created: it belongs to an earlier process with the same ID.
+/// Like [`remove_leftovers`], but also removes everything under the name `ours`, the bridge that this process has
+/// claimed and not yet created: it belongs to an earlier process with the same ID.
 ///
 /// # Errors
 /// If the lock cannot be taken.

@@ -124,9 +124,9 @@ fn figures_of_a_flood_of_pairs() {
         let program = Program::start(program, &large_mesh(SERVICES)).await;
         let identity = program.join_identity("client-1").await;
         let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
-        let control = (program.bundle.control[0], &program.bundle.trust_domain);
+        let (address, trust_domain) = (program.bundle.control[0], &program.bundle.trust_domain);
         let began = Instant::now();
-        let mut proxy = Proxy::connect_to(control, &identity, &all).await;
+        let mut proxy = Proxy::connect_to(address, trust_domain, &identity, &all).await;
         proxy.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
         println!("3000 services in a Hello: {:?}", began.elapsed());
         println!("calm: median and longest of `/services` {:?}", program.query_latency(20).await);

@@ -83,27 +83,28 @@ impl<'a> ConflictIndex<'a> {
     /// same port of a service carries opaque TCP.
     pub(super) fn forwards_requests_to(
         &self,
-        to: (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         is_opaque: impl Fn(&ServiceName) -> bool,
     ) -> bool {
         let forwards = |route: &&Object| match route {
-            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to.0, to.1),
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(service, port),
             _ => false,
         };
         let mut splits = self.splits.values().flatten();
-        splits.any(|split| split.forwards_to(to.0) && !is_opaque(&split.root.service))
+        splits.any(|split| split.forwards_to(service) && !is_opaque(&split.root.service))
             || self.routes.values().flatten().any(forwards)
     }
 
     /// Returns true if a route of another service forwards traffic to a port.
-    pub(super) fn forwards_to(&self, to: (&ServiceName, u16)) -> bool {
+    pub(super) fn forwards_to(&self, service: &ServiceName, port: u16) -> bool {
         let forwards = |route: &&Object| match route {
-            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(to.0, to.1),
-            Object::GatewayTcpRoute(route) => route.forwards_to(to),
-            Object::TlsRoute(route) => route.forwards_to(to),
+            Object::HttpRoute(route) | Object::GrpcRoute(route) => route.forwards_to(service, port),
+            Object::GatewayTcpRoute(route) => route.forwards_to(service, port),
+            Object::TlsRoute(route) => route.forwards_to(service, port),
             _ => false,
         };
-        self.splits.values().flatten().any(|split| split.forwards_to(to.0))
+        self.splits.values().flatten().any(|split| split.forwards_to(service))
             || self.routes.values().flatten().any(forwards)
     }
 
@@ -245,7 +246,7 @@ impl ObjectStore {
             };
             for service in self.services_of(scope) {
                 for port in self.ports_of_service(&service.name, only) {
-                    let deciding = self.rules_in_force((&service.name, port), conflicts);
+                    let deciding = self.rules_in_force(&service.name, port, conflicts);
                     if deciding.contains(&own)
                         || conflicts.applies_lanes(object, &without_port(scope))
                     {
@@ -269,12 +270,16 @@ impl ObjectStore {
     /// Returns the objects with tag rules in force at a port.
     pub(super) fn rules_in_force(
         &self,
-        at: (&ServiceName, u16),
+        service: &ServiceName,
+        port: u16,
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
-        let place = (at.0.clone(), at.1);
+        let place = (service.clone(), port);
         let mut known = conflicts.deciding.borrow_mut();
-        known.entry(place).or_insert_with(|| self.compute_in_force(at.0, at.1, conflicts)).clone()
+        known
+            .entry(place)
+            .or_insert_with(|| self.compute_in_force(service, port, conflicts))
+            .clone()
     }
 
     fn compute_in_force(

@@ -1,6 +1,6 @@
 //! Tag, lane and retry rules that have no effect because of routes.
 
-use leno_model::{NoEffect, Object, ServiceName, TagEffects, TagRules, TagScope};
+use leno_model::{NoEffect, Object, TagEffects, TagRules, TagScope};
 
 use super::ObjectStore;
 use super::conflicts::without_port;
@@ -57,8 +57,9 @@ impl ObjectStore {
             };
             for service in self.services_of(scope) {
                 for port in self.ports_of_service(&service.name, only) {
-                    let place: (&ServiceName, u16) = (&service.name, port);
-                    let decides = self.rules_in_force(place, around.conflicts()).contains(&own);
+                    let name = &service.name;
+                    let deciding = self.rules_in_force(name, port, around.conflicts());
+                    let decides = deciding.contains(&own);
                     let here = TagEffects {
                         by_request: effects.by_request && decides,
                         by_caller: effects.by_caller && decides,
@@ -66,7 +67,7 @@ impl ObjectStore {
                             && around.conflicts().applies_lanes(object, &without_port(scope)),
                     };
                     if !here.is_none() {
-                        let idle = NoEffect::of_tags(here, place.0, place.1, around)?;
+                        let idle = NoEffect::of_tags(here, name, port, around)?;
                         found = found.or(Some(idle));
                     }
                 }

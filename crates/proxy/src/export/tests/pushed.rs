@@ -45,7 +45,7 @@ fn the_last_push_is_when_the_data_threads_are_gone() {
         let (over, ended) = oneshot::channel();
         // The first push is due within an hour; the last one is sent now.
         drop(over);
-        push_metrics(Rc::new(exporter), (UNIX_EPOCH, u64::MAX), ended).await;
+        push_metrics(Rc::new(exporter), UNIX_EPOCH, u64::MAX, ended).await;
         assert!(telemetry.count(Count::PointsExported) > 30);
         assert_eq!(telemetry.count(Count::PointsRejected), 0);
         let arrived = receiver.arrived_requests();
@@ -69,7 +69,7 @@ fn pushing_begins_and_ends_with_what_the_mesh_says() {
         let exporter = Rc::new(test_exporter(&config_store, directory.path(), &telemetry));
         let (over, ended) = oneshot::channel();
         // Seed 0: the first push is due at once.
-        let pushing = tokio::task::spawn_local(push_metrics(exporter, (UNIX_EPOCH, 0), ended));
+        let pushing = tokio::task::spawn_local(push_metrics(exporter, UNIX_EPOCH, 0, ended));
         config_store
             .observability
             .apply_settings(&push_settings(&format!("http://{}/tenant", receiver.address)));

@@ -59,12 +59,16 @@ impl Exchange<'_, '_> {
     pub(super) fn detect_outdated(
         &self,
         reason: Reason,
-        at: (&ParsedTarget<'_>, &ResolvedRoute),
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
     ) -> Option<Outdated> {
-        let Destination::Endpoints(priorities) = &at.1.destination else { return None };
+        let Destination::Endpoints(priorities) = &resolved_route.destination else { return None };
         // Those attempts, and the time that they took, were for other endpoints.
-        let first =
-            FailedAttempt { number: 0, waited: Duration::ZERO, ..self.attempt_so_far(at.0, at.1) };
+        let first = FailedAttempt {
+            number: 0,
+            waited: Duration::ZERO,
+            ..self.attempt_so_far(request_target, resolved_route)
+        };
         let rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let may_repeat = match reason {
             Reason::NoEndpoint => !first.response_started,
@@ -78,7 +82,12 @@ impl Exchange<'_, '_> {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
-        Outdated::detect(&self.session.worker.config_store, &at.1.config, priorities, has_lost_port)
+        Outdated::detect(
+            &self.session.worker.config_store,
+            &resolved_route.config,
+            priorities,
+            has_lost_port,
+        )
     }
 
     /// Routes a failed request again under newer configurations, as long as it may be sent again.
@@ -111,14 +120,14 @@ impl Exchange<'_, '_> {
                 request_target.origin = Some(Cow::Owned(target));
             }
             self.actions.clone_from(&resolved_route.actions);
-            let Err(reason) = self.attempts_anew((&request_target, &resolved_route)).await else {
+            let Err(reason) = self.attempts_anew(&request_target, &resolved_route).await else {
                 return Ok(());
             };
             failure = match &resolved_route.cluster {
                 Some(cluster) => cluster.failure_for(reason),
                 None => reason.into(),
             };
-            match self.detect_outdated(reason, (&request_target, &resolved_route)) {
+            match self.detect_outdated(reason, &request_target, &resolved_route) {
                 Some(again) => outdated = again,
                 None => break,
             }
@@ -129,7 +138,8 @@ impl Exchange<'_, '_> {
     /// Sends the request by its new route. Faults were injected before, and there is no hedging.
     async fn attempts_anew(
         &mut self,
-        at: (&ParsedTarget<'_>, &ResolvedRoute),
+        request_target: &ParsedTarget<'_>,
+        resolved_route: &ResolvedRoute,
     ) -> Result<(), Reason> {
         let actions = self.actions.clone();
         let rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
@@ -139,10 +149,10 @@ impl Exchange<'_, '_> {
         loop {
             let outcome = {
                 let _abandoned = limit.map(|_| cancel::AttemptScope);
-                let attempt = self.send_attempt(at.0, at.1, &mut tried);
+                let attempt = self.send_attempt(request_target, resolved_route, &mut tried);
                 match limit {
                     None => attempt.await,
-                    Some(limit) => in_limit(limit.0, limit.1, attempt).await,
+                    Some((limit, started)) => in_limit(limit, started, attempt).await,
                 }
             };
             let Err(reason) = outcome else { return Ok(()) };
@@ -151,10 +161,12 @@ impl Exchange<'_, '_> {
             }
             let again = match rule {
                 None => {
-                    retry::may_retry(reason, &self.attempt_so_far(at.0, at.1))
-                        && self.retry_slot.try_claim(at.1.cluster.as_deref())
+                    retry::may_retry(reason, &self.attempt_so_far(request_target, resolved_route))
+                        && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
                 }
-                Some(rule) => self.is_tried_again(rule, reason, at.0, at.1).await,
+                Some(rule) => {
+                    self.is_tried_again(rule, reason, request_target, resolved_route).await
+                }
             };
             if !again {
                 return Err(reason);

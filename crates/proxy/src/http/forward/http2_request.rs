@@ -82,7 +82,7 @@ fn head_of(
     let address = attempt_target.address().to_string();
     let authority = if authority.is_empty() { &address } else { authority };
     match request.upgrade {
-        true => connect::from_upgrade(request, (scheme, authority, target)),
+        true => connect::from_upgrade(request, scheme, authority, target),
         false => head::request_to(&request.bytes, request.head, scheme, authority, target),
     }
 }
