@@ -202,7 +202,7 @@ fn unmodified_programs_are_meshed_and_nothing_goes_around() {
         }
     }
 
-    let unknown = placed.curl_from_client("http://nobody.bookinfo:9080/");
+    let unknown = placed.curl_from_client("http://missing.bookinfo:9080/");
     assert_eq!(unknown.status.code(), Some(6), "an unknown name does not resolve: {unknown:?}");
 
     // The reset may reach curl while it connects (7), sends or waits (56): no data was transferred.
